@@ -24,7 +24,7 @@ _PROMPT = "The history of the city begins with a small river, a bridge and a mar
 
 @dataclass(frozen=True, slots=True)
 class CacheRun:
-    """One length, one way. What is counted includes the prompt; without the cache keys are computed anew each time."""
+    """A measurement of one length, with or without the KV cache; counts include the prompt."""
 
     num_prompt_tokens: int
     num_new_tokens: int
@@ -37,7 +37,7 @@ class CacheRun:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure every length of `args` both ways; fail if the tokens differ."""
+    """Measure every length of `args` with and without the KV cache; fail if the tokens differ."""
     lengths: tuple[int, ...] = args.lengths or LENGTHS
     if min(lengths) < 2:
         raise InputError(f"--lengths are {list(lengths)}; expected 2 or more: the first token needs no cache")
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             f"{len(prompt)} prompt tokens and {max(lengths)} new ones; the model's context holds "
             f"{llama.config.max_position_embeddings}: use shorter --lengths"
         )
-    measure(llama, prompt, 2, cache=True)  # the first pass of a process pays for what later ones find ready
+    measure(llama, prompt, 2, cache=True)  # warm-up
     pairs: list[tuple[CacheRun, CacheRun]] = []
     for length in lengths:
         with status(f"generating {counted(length, 'token')} with and without the cache"):
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(llama: "Llama", prompt: Sequence[int], length: int, *, cache: bool) -> CacheRun:
-    """Generate exactly `length` tokens greedily and count what that took."""
+    """Generate exactly `length` tokens greedily, and measure time, operations and memory."""
     from llamarium.cost import kv_bytes_per_token
     from llamarium.generation.loop import generate_tokens
     from llamarium.sampling.params import SamplingParams
@@ -75,7 +75,7 @@ def measure(llama: "Llama", prompt: Sequence[int], length: int, *, cache: bool) 
     events = list(generate_tokens(llama.runner, [prompt], [greedy], stop_ids=(), use_cache=cache))
     seconds = time.perf_counter() - start
     kv_bytes = kv_bytes_per_token(llama.config, llama.runner.kv_dtype)
-    num_kept = len(prompt) + length - 1  # the last token is chosen, but not run
+    num_kept = len(prompt) + length - 1  # the last token is sampled, but not computed
     num_computed = num_kept if cache else sum(range(len(prompt), num_kept + 1))
     return CacheRun(
         num_prompt_tokens=len(prompt),
@@ -90,10 +90,10 @@ def measure(llama: "Llama", prompt: Sequence[int], length: int, *, cache: bool) 
 
 
 def count_flops(config: "ModelConfig", num_prompt: int, num_new: int, *, cache: bool) -> int:
-    """Return the operations of generating `num_new` tokens, prompt included."""
+    """Return the operations for generating `num_new` tokens, including the prompt."""
     from llamarium.cost import flops
 
-    texts = range(num_prompt, num_prompt + num_new)  # what has been said when each new token is chosen
+    texts = range(num_prompt, num_prompt + num_new)  # length of the text when each new token is sampled
     if not cache:
         return sum(flops(config, num_tokens) for num_tokens in texts)
     return flops(config, num_prompt) + sum(flops(config, 1, num_tokens - 1) for num_tokens in texts[1:])

@@ -28,7 +28,7 @@ _WHAT = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the four, print them and say why they differ."""
+    """Run the four measurements, print them, and explain the difference."""
     need_torch("bench learn-and-write", "train")
     args.model = args.model or FALLBACK_MODEL
     num_tokens, num_rounds = args.max_tokens or NUM_TOKENS, args.rounds or ROUNDS
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(config: "ModelConfig", device: str, num_tokens: int, num_rounds: int) -> dict[str, float]:
-    """Return the tokens/s of modules of a shape: learning a text of `num_tokens`, and writing as many."""
+    """Return the tokens/s of PyTorch modules for learning a text of `num_tokens`, and for writing as many."""
     with importing_torch():
         import torch
 
@@ -89,7 +89,7 @@ def measure(config: "ModelConfig", device: str, num_tokens: int, num_rounds: int
 
 
 def explain(speeds: dict[str, float], num_tokens: int) -> str:
-    """Say in a sentence why learning and writing differ, with what was measured."""
+    """Explain in a sentence why learning and writing differ, with the measured values."""
     ratio = speeds["learn"] / speeds["write"]
     how = f"{ratio:.1f} times as fast as" if ratio >= 1 else f"{1 / ratio:.1f} times as slow as"
     return (

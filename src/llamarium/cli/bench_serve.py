@@ -136,7 +136,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _requests(args: argparse.Namespace) -> "Iterator[LoadRequest]":
-    """Return the requests to send; their number is put into `args.requests`."""
+    """Return the requests to send, and set `args.requests` to their number."""
     from llamarium.load_test.workload import from_file, synthetic
 
     if args.dataset is not None:
@@ -214,7 +214,7 @@ def _title(args: argparse.Namespace, target: "Target") -> str:
 
 
 def _setting(args: argparse.Namespace, target: "Target") -> dict[str, Any]:
-    """Return the settings without the key."""
+    """Return the settings without the API key."""
     made, same = args.dataset is None, ("chat", "rate", "think_time", "shared_prefix", "seed", "ignore_eos")
     return {name: getattr(args, name) for name in same} | {
         "url": target.url,
@@ -246,7 +246,7 @@ def _object(text: str) -> dict[str, Any]:
     return cast(dict[str, Any], found)
 
 
-_BUSY = 0.5  # of one processor; above, the generator's own turns are late
+_BUSY = 0.5  # share of a CPU; above it, the load generator itself causes delays
 
 
 def print_summary(title: str, summary: "LoadSummary") -> None:

@@ -1,4 +1,4 @@
-"""The options of a prefix cache on disk, and of sizes."""
+"""The options of the prefix cache on disk, and parsing of sizes."""
 
 import argparse
 import re
@@ -28,12 +28,12 @@ def add_disk_cache(group: Group) -> None:
 
 
 def check_bound(args: argparse.Namespace) -> None:
-    """Refuse a bound of no folder."""
+    """Raise UsageError for `--cache-disk` without `--cache-dir`."""
     if args.cache_dir is None and args.cache_disk is not None:
         raise UsageError("argument --cache-disk: bounds --cache-dir; name a folder with that")
 
 
 def disk_cache(args: argparse.Namespace) -> DiskCache | None:
-    """Return the cache that the options name, opened, or None; OptionError if it cannot be used."""
+    """Open the cache given by the options, or return None; OptionError if it cannot be used."""
     check_bound(args)
     return None if args.cache_dir is None else DiskCache(args.cache_dir, args.cache_disk or DEFAULT_BYTES)

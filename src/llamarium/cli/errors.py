@@ -1,4 +1,4 @@
-"""How a command line that argparse accepts can still be wrong."""
+"""Usage errors that argparse cannot detect."""
 
 
 class UsageError(Exception):

@@ -1,4 +1,4 @@
-"""Flags of a command line, made of the options that a dataclass declares (`options/declare.py`)."""
+"""Command-line flags generated from the options of a dataclass (`options/declare.py`)."""
 
 import argparse
 import math
@@ -11,7 +11,7 @@ from llamarium.errors import OptionError, escape
 from llamarium.options.declare import Option, declared
 
 Group: TypeAlias = argparse._ActionsContainer  # pyright: ignore[reportPrivateUsage]
-"""What flags are added to: a parser, or a group of it."""
+"""A parser, or a group of it."""
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", tuple: "TEXT"}
 _LONG = 40  # characters of choices that are not listed as the metavar
@@ -65,7 +65,7 @@ def add_overrides(group: Group, kind: type, *names: str) -> None:
 
 
 def given_options(args: argparse.Namespace, kind: type, part: str | None = None) -> dict[str, Any]:
-    """Return the options of a dataclass, or of a part of it, that a command has and that are not None, by name."""
+    """Return the options of a dataclass, or of a part of it, that were given on the command line, by name."""
     values = {name: getattr(args, name, None) for name, one in declared(kind).items() if part in (None, one.part)}
     given = {name: value for name, value in values.items() if value is not None}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
@@ -77,7 +77,7 @@ def add_type(group: Group, flag: str, choices: Sequence[str], **how: Any) -> Non
 
 
 def number(kind: type[int] | type[float], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """Return what parses a number that `accepts` takes, for argparse; `expected` is the range in words."""
+    """Return an argparse type for a number that `accepts` allows; `expected` describes the range."""
 
     def parse(text: str) -> float:
         with suppress(ValueError):
@@ -100,7 +100,7 @@ def _help(one: Option, default: object) -> str:
 
 
 def _value(one: Option, parser: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the arguments of argparse for a flag that takes a value."""
+    """Return the arguments of `add_argument` for a flag with a value."""
     how: dict[str, Any] = {"action": "append"} if one.repeats else {}
     if one.ignores_case:
         return how | _any_case(f"--{one.flag}", one.choices)
@@ -110,7 +110,7 @@ def _value(one: Option, parser: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def _ranged(one: Option) -> Callable[[str], Any]:
-    """Return what reads the text of an option's value, by its type and range."""
+    """Return the argparse type of an option, by its type and range."""
     if one.kind in (int, float):
         low, high = (-math.inf if one.low is None else one.low), (math.inf if one.high is None else one.high)
         words = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"

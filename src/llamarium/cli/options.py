@@ -1,4 +1,4 @@
-"""Options that several commands share, each declared once, and what is made of them."""
+"""Options shared by several commands, and loading of models by them."""
 
 import argparse
 import math
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from llamarium.api import Llama
 
 FALLBACK_MODEL = "shakespeare-char"
-_MAX_THREADS = 1024  # more than the cores of any machine; far more, and the system could not start them
-_MAX_SECONDS = 1e9  # waiting for more, clocks overflow
+_MAX_THREADS = 1024  # more than the cores of any machine; the system cannot start many more
+_MAX_SECONDS = 1e9  # longer timeouts overflow
 
 
 _MODEL_HELP = (
@@ -89,7 +89,7 @@ def add_name(group: Group, more: str) -> None:
 
 
 def named(args: argparse.Namespace) -> str | None:
-    """Return the name that `add_name`'s options give, or None."""
+    """Return the model name from the options of `add_name`, or None."""
     if args.name is not None and args.model is not None:
         raise UsageError("the model is given twice, by itself and with -m/--model")
     return args.name if args.model is None else args.model
@@ -171,12 +171,12 @@ def load_llama(
 
 
 def name_base(args: argparse.Namespace) -> None:
-    """Make the base that an adapter names the model, where no model is named."""
+    """Set the model to the adapter's base if no model is given."""
     args.model = base_model(args.model, getattr(args, "adapter", None), getattr(args, "adapters", {}))
 
 
 def check_adapters(args: argparse.Namespace) -> None:
-    """Read the configs of the adapters that requests choose, before a model is loaded that they cannot be put on."""
+    """Read the configurations of the adapters for requests, so that errors are raised before the model is loaded."""
     from llamarium.adapters.files import read_adapter_config
 
     for folder in args.adapters.values():
@@ -184,14 +184,14 @@ def check_adapters(args: argparse.Namespace) -> None:
 
 
 def loaded_with(args: argparse.Namespace) -> dict[str, str | int | bool]:
-    """Return the arguments of `llamarium.load`, besides the name, that load the same."""
+    """Return the arguments of `llamarium.load`, except the name, that load the same model."""
     options = declared(LoadOptions)
     given = {name: value for name, value in given_options(args, LoadOptions).items() if value != options[name].default}
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 
 
 def _find(name: str | None, falls_back: bool) -> tuple[str, Path]:
-    """Return a model's name and where it lies; where none is named and none can be fetched, the packaged one's."""
+    """Return a model's name and path; if no name is given and none can be downloaded, those of the packaged model."""
     from llamarium.hub.resolve import resolve
 
     try:
@@ -229,7 +229,7 @@ def _interrupts_held() -> Generator[None]:
 
 
 def _collector_paused() -> AbstractContextManager[None]:
-    """Pause the garbage collector before torch's first import; nothing where torch is there already."""
+    """Pause the garbage collector during torch's first import; do nothing if torch is already imported."""
     return nullcontext() if "torch" in sys.modules else collector_paused(freeze=True)
 
 
@@ -245,21 +245,21 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def named_folder(text: str) -> Path:
-    """Return a folder's path; an empty name, of a shell variable that is not set, would be the current one."""
+    """Return a folder's path; an empty name (e.g. an unset variable) is an error, not the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("expected a folder; the current one is .")
     return Path(text)
 
 
 def a_text(text: str) -> str:
-    """Parse a text that is not empty, for argparse."""
+    """Parse a non-empty text, for argparse."""
     if not text:
         raise argparse.ArgumentTypeError("expected a text that is not empty")
     return text
 
 
 def whole_number(low: int, high: float = math.inf) -> Callable[[str], int]:
-    """Return what parses a whole number from `low` to `high`, for argparse."""
+    """Return an argparse type for an integer from `low` to `high`."""
     expected = f"at least {low}" if high == math.inf else f"{low} to {high}"
     return number(int, expected, lambda value: low <= value <= high)
 

@@ -1,4 +1,4 @@
-"""How tokens are chosen, and the form of an answer, as options that several commands share."""
+"""Options for sampling and for the grammar of an answer, shared by several commands."""
 
 import argparse
 import math
@@ -37,13 +37,13 @@ def add_choosing(group: Group, temperature: str = "1") -> None:
 
 
 def setting(name: str) -> Callable[[str], Any]:
-    """Return what parses a sampling parameter, for argparse; its range is the parameter's own."""
+    """Return an argparse type for a sampling parameter, with the parameter's range."""
     one = PARAMETERS[name]
     return number(one.kind, one.expected, one.accepts)
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what was given of `add_sampling`'s options, by the API's names."""
+    """Return the given options of `add_sampling` under the API's names."""
     given = choosing(args)
     for name in ("max_tokens", "stop", "stop_token_ids"):
         if (value := getattr(args, name)) is not None:
@@ -54,7 +54,7 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def choosing(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what was given of `add_choosing`'s options, by the API's names."""
+    """Return the given options of `add_choosing` under the API's names."""
     given = {one.name: value for one in parameters_of("cli") if (value := getattr(args, one.name)) is not None}
     if args.logit_bias is not None:
         given["logit_bias"] = dict(args.logit_bias)

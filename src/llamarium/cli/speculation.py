@@ -1,4 +1,4 @@
-"""Speculative decoding, as options that several commands share."""
+"""Options for speculative decoding, shared by several commands."""
 
 import argparse
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def add_speculation(parser: Group) -> None:
 
 
 def check_speculation(args: argparse.Namespace) -> None:
-    """Refuse options of n-gram drafts where there are none, before a model is loaded."""
+    """Raise UsageError for options of n-gram drafts without n-gram drafts, before a model is loaded."""
     without = "--draft-model" if args.draft_model is not None else "--no-prompt-lookup"
     is_off = args.draft_model is not None or args.prompt_lookup is False
     for name in ("ngram_pool", "ngram_corpus"):

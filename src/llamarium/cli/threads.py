@@ -1,4 +1,4 @@
-"""The number of threads that a command computes with, for as long as it runs."""
+"""The number of CPU threads of a command."""
 
 import os
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from threading import Event, Thread
 from llamarium.errors import OptionError, counted
 from llamarium.kernels.threads import set_num_threads
 
-_put_back: list[Callable[[], None]] = []  # one for each `set_threads` of this command
+_put_back: list[Callable[[], None]] = []  # restores the previous number, for each `set_threads` of this command
 
 
 def set_threads(threads: int | None) -> None:
-    """Compute with this many CPU threads until the command ends; None leaves the number as it is."""
+    """Set the number of CPU threads until the command ends; None leaves it unchanged."""
     if threads is not None:
         _check_startable(threads)
         _put_back.append(set_num_threads(threads))
@@ -45,6 +45,6 @@ def _check_startable(threads: int) -> None:
 
 
 def put_threads_back() -> None:
-    """Restore the number of threads that the caller of `main` had."""
+    """Restore the number of threads from before `main`."""
     while _put_back:
         _put_back.pop()()

@@ -1,4 +1,4 @@
-"""What commands that train share: a run from the shell, from its lock to its exit code."""
+"""Run training from the command line; shared by the training commands."""
 
 import argparse
 import math
@@ -24,7 +24,7 @@ from llamarium.train.setup import Setup
 
 
 def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[ProcessGroup], Setup]) -> int:
-    """Run to the end and return the exit code: 0, or 128 and the signal that ended it early."""
+    """Run training and return the exit code: 0, or 128 plus the signal that stopped it."""
     set_threads(config.threads)
 
     def prepared(process_group: ProcessGroup) -> Setup:
@@ -67,7 +67,7 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
 
 
 def _tell_end(config: RunConfig, ending: TrainingResult, named: Path, stopped_by: int | None) -> None:
-    """Say where a run ended, what it saved, and which validation was the best."""
+    """Print where a run ended, its checkpoint, and its best validation."""
     at, (name, sign) = ending.position, measured(isinstance(config, GRPOConfig))
     best = "" if math.isinf(at.best_loss) else f"; best {name} {sign * at.best_loss:z.4f} at step {at.best_step}"
     without = f"; {at.num_without_signal:,} of them had no learning signal and changed nothing" * (
@@ -94,7 +94,7 @@ def _advise(checkpoint: Path, named: Path, *, talks: bool) -> None:
 
 
 def harmless(watcher: Emit) -> Emit:
-    """Leave a watcher out once it has failed, with a warning."""
+    """Disable a watcher with a warning once it has failed."""
     failed: list[Exception] = []
 
     def tell(event: Event) -> None:

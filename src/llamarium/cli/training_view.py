@@ -1,4 +1,4 @@
-"""What a run looks like while it learns: on a terminal a few lines that stay in place, elsewhere a line at a time."""
+"""Progress display of a training run: a live view on a terminal, else one line per event."""
 
 import math
 import sys
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
     from llamarium.train.report.journal import Emit, Event
 
-_WIDTH = 60  # of the curve, in characters
-_LONGEST = 600  # characters of a sample on the board
-_REDRAW_S = 0.2  # seconds between drawings of steps that follow each other quickly
+_WIDTH = 60  # width of the curve in characters
+_LONGEST = 600  # maximum characters of a sample
+_REDRAW_S = 0.2  # minimum seconds between redraws
 _WITHOUT_TIMING = {"all": "", "as the first": ", as the first run", "compiled": ", not timed as the step is compiled"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @contextmanager
 def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
-    """Yield what shows events on stderr, or shows nothing if `quiet`."""
+    """Yield a function that shows events on stderr, or nothing if `quiet`."""
     if quiet:
         yield lambda event: None
     elif not draws(sys.stderr):
@@ -65,7 +65,7 @@ def _tell(event: "Event", num_steps: int) -> None:
 
 
 class Board:
-    """The lines that stay in place: the newest numbers, the curve of the loss or the reward, the newest sample."""
+    """The live view: latest metrics, the curve of the loss or the reward, and the latest sample."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -74,11 +74,11 @@ class Board:
         self.validation: float | None = None
         self.best: tuple[int, float] | None = None  # step and loss
         self.sample = self.notice = ""
-        self.alarms: dict[str, int] = {}  # that are not over, and the steps at which they were raised
+        self.alarms: dict[str, int] = {}  # active alarms, and the steps at which they were raised
         self.next_step = f"the next step is running; {num_steps:,} in all"
 
     def take(self, event: "Event") -> None:
-        """Update the numbers from a training event."""
+        """Update the view from a training event."""
         kind = event["event"]
         if "loss" in event and kind in ("step", "progress"):
             self.step |= event
@@ -106,14 +106,14 @@ class Board:
             self.best = event["best_step"], event["best_loss"]
 
     def draw(self) -> "RenderableType":
-        """Return the board as rich's renderable."""
+        """Return the view as a rich renderable."""
         from rich.console import Group
         from rich.text import Text
 
         name = "reward" if "reward" in self.step else "loss"
         curve = Text(f"{name} {sparkline(self.curve)}" if self.curve else "")
         notice, sample = (Text(printable(text), "dim") for text in (self.notice, self.sample))
-        if name == "reward":  # a line is an answer
+        if name == "reward":  # a row is an answer
             sample.no_wrap, sample.overflow = True, "ellipsis"
         return Group(table("", "", rows=self._numbers()), curve, notice, sample)
 
@@ -141,7 +141,7 @@ class Board:
 
 
 def sparkline(numbers: Iterable[float]) -> str:
-    """Draw numbers as a line of blocks, the mean of each stretch, from the lowest to the highest.
+    """Draw numbers as a line of block characters, each the mean of an interval, scaled from minimum to maximum.
 
     A stretch with a number that is not finite is a blank.
     """
@@ -156,7 +156,7 @@ def sparkline(numbers: Iterable[float]) -> str:
 
 
 def _preference(event: "Event") -> str:
-    """Return the share of pairs ranked right, and the margin, where pairs are learned."""
+    """Return the accuracy and the margin of DPO, if present."""
     said = " ({reward_accuracy:.0%} of pairs right, margin {reward_margin:z.3f})"
     return said.format_map(event) if "reward_accuracy" in event else ""
 
@@ -185,7 +185,7 @@ def _rewards(event: "Event") -> list[tuple[str, str]]:
 
 
 def _parts(event: "Event") -> dict[str, float]:
-    """Return the mean of each reward function by its name, where there are several."""
+    """Return the mean of each reward function by name, if there are several."""
     return {name.removeprefix("reward/"): value for name, value in event.items() if name.startswith("reward/")}
 
 
