@@ -64,7 +64,7 @@ class CheckpointError(LlamariumError):
 
 
 class UnsupportedFormatError(CheckpointError):
-    """Well formed, but a format, version or architecture that is not read."""
+    """A valid file in a format, version or architecture that is not supported."""
 
 
 class TokenizerError(LlamariumError):
@@ -72,7 +72,7 @@ class TokenizerError(LlamariumError):
 
 
 class UnsupportedTokenizerError(TokenizerError):
-    """Well formed, but a kind that is not read; the model beside it still computes logits."""
+    """A valid tokenizer of an unsupported kind; the model still loads and computes logits."""
 
 
 class ChatFormatError(TokenizerError):
@@ -101,19 +101,19 @@ class SamplingError(LlamariumError):
 
 
 class GrammarError(SamplingError):
-    """A grammar or schema that cannot be read, or cannot be kept."""
+    """A grammar or schema that is invalid, or cannot be enforced."""
 
 
 class GrammarLimitError(GrammarError):
-    """A grammar or schema that is larger, or more work, than the limits allow."""
+    """A grammar or schema that exceeds the limits of size or work."""
 
 
 class ContextLengthError(LlamariumError):
-    """More tokens than the model's context holds."""
+    """More tokens than the model's context length."""
 
 
 class InputError(LlamariumError):
-    """Token ids, positions or shapes that the model cannot take."""
+    """Invalid token ids, positions or shapes."""
 
 
 class QuestionError(InputError):
@@ -130,11 +130,11 @@ class QuestionError(InputError):
 
 
 class UnknownNameError(QuestionError):
-    """A name or id under which there is nothing, or nothing any more."""
+    """A name or id that does not exist, or no longer exists."""
 
 
 class MemoryBudgetError(LlamariumError):
-    """A request that would exceed the memory it was given."""
+    """A request that would exceed its memory limit."""
 
 
 class ModelNotFoundError(LlamariumError):
@@ -146,11 +146,11 @@ class GatedModelError(ModelNotFoundError):
 
 
 class DownloadError(ModelNotFoundError):
-    """The network, the disk or a hash said no."""
+    """A download that failed: network, disk or checksum."""
 
 
 class TrainingError(LlamariumError):
-    """Data, a configuration or a run folder that cannot be trained with."""
+    """Data, settings or a run folder that cannot be used for training."""
 
 
 class OutputError(LlamariumError):
@@ -158,15 +158,15 @@ class OutputError(LlamariumError):
 
 
 class ServerError(LlamariumError):
-    """A server that is not there, not ready, or does not answer as expected."""
+    """A server that cannot be reached, is not ready, or responds unexpectedly."""
 
 
 class OptionError(LlamariumError):
-    """An option that cannot be honoured here."""
+    """An option that is invalid or not supported here."""
 
 
 class MissingPackageError(OptionError):
-    """A question that needs an optional package; the message has the command that installs it."""
+    """A missing optional package; the message has the command that installs it."""
 
 
 class NoModulesError(OptionError):
@@ -190,7 +190,7 @@ class LogitsProcessorError(AnswerError):
 
 
 class OverloadedError(LlamariumError):
-    """An answer that was ended because memory ran out for all running answers."""
+    """An answer that was stopped because the running answers ran out of memory."""
 
 
 class FunctionError(LlamariumError):
@@ -198,7 +198,7 @@ class FunctionError(LlamariumError):
 
 
 class SlowReaderError(LlamariumError):
-    """An answer that was ended because the client read it too slowly."""
+    """An answer that was stopped because the client read it too slowly."""
 
 
 def escape(text: object, limit: int = 200) -> str:

@@ -1,4 +1,4 @@
-"""A text that a command takes: as an argument, after `-p`, from standard input or a file."""
+"""Text arguments of commands: positional, after `-p`, from standard input or a file."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ _MAX_BYTES = 2**28
 
 
 def add_text(parser: argparse.ArgumentParser, name: str, what: str) -> None:
-    """Add a text that may stand by itself or after `-p`; `read_text` reads it."""
+    """Add a text option, positional or with `-p`; `read_text` reads it."""
     parser.add_argument("text", nargs="?", metavar=name, help=f"{what}; - reads it from standard input")
     parser.add_argument("-p", "--prompt", metavar=name, help="the same, as an option")
 
@@ -32,7 +32,7 @@ def read_text(args: argparse.Namespace) -> str | None:
 
 
 def read_standard_input() -> str:
-    """Return what stands in standard input, without the newline that `echo` adds."""
+    """Read standard input, without the newline that `echo` adds."""
     data = sys.stdin.buffer.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise InputError(f"standard input has more than {_MAX_BYTES:,} bytes; no model's context holds such a text")
@@ -44,7 +44,7 @@ def read_standard_input() -> str:
 
 
 def read_file(name: str) -> str:
-    """Read a file as it is, line ends and all."""
+    """Read a file without converting line endings."""
     shown = "standard input" if name == "-" else escape(name)
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()

@@ -24,7 +24,7 @@ CONTEXT_WIDTH = 68
 
 
 def step_view(step: "NextStep") -> "RenderableType":
-    """Show a step of the loop: the text so far, the candidates, and an arrow at the one that is appended."""
+    """Show a generation step: the text so far, and the candidates with an arrow at the sampled one."""
     shown = table("", "#", "token", "id", "P", "log P", " ", right=("#", "id", "P", "log P"))
     ranked = [(str(rank), c) for rank, c in enumerate(step.candidates, start=1)]
     if all(c.token_id != step.chosen.token_id for c in step.candidates):  # drawn from further down
@@ -37,12 +37,12 @@ def step_view(step: "NextStep") -> "RenderableType":
 
 
 def after_view(last: "NextStep") -> "RenderableType":
-    """Show the text that the last step leaves."""
+    """Show the text after the last step."""
     return _line(f"then: {_tail(last.context + (last.chosen.text or ''))}", bold=True)
 
 
 def score_view(score: "Score") -> "RenderableType":
-    """Show each token's probability in the light of those before it, and their product."""
+    """Show each token's conditional probability, and their product."""
     shown = table("#", "token", "id", "P", "log P", "rank", right=("#", "id", "P", "log P", "rank"))
     for i, t in enumerate(score.tokens):
         if t.logprob is None:
@@ -155,7 +155,7 @@ def _billions(count: float) -> str:
 
 
 def _sources(groups: "Sequence[SourceGroup]") -> "RenderableType":
-    """One line for each kind of weight; a column that would say the same everywhere is left out."""
+    """Show one line per kind of weight, without columns that would be the same everywhere."""
     files = list(dict.fromkeys(file for group in groups for file in group.files))
     columns = {
         "layer": [ranges(g.layers) for g in groups],

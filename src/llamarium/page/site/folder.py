@@ -29,26 +29,26 @@ from llamarium.page import bundle
 from llamarium.page.lesson import read_lesson
 
 SCRIPTS = Path(__file__).with_name("dist")
-"""What `web/vite.site.config.ts` builds."""
+"""Output folder of `web/vite.site.config.ts`."""
 
 KERNELS = Path(native.__file__).with_name("_native.wasm")
-"""What `hatch_build.py --wasm` compiles, for one thread; beside it lies what several threads run."""
+"""Output of `hatch_build.py --wasm` for one thread; the multithreaded build is next to it."""
 
 SHIPPED = ("shakespeare-char", "letters")
-"""The models of every site."""
+"""Models in every site."""
 
 HOW_TO_BUILD = "in a checkout with Node.js 20 or newer, run `make site`"
 
-_MOST_KEPT = 16 * 2**20  # bytes of a file that a browser keeps for when there is no network
+_MOST_KEPT = 16 * 2**20  # maximum bytes of a file that a browser caches for offline use
 
 
 @dataclass(frozen=True, slots=True)
 class SiteModel:
-    """A model of a site, as `models.json` has it.
+    """A model of a site, as in `models.json`.
 
     Attributes:
-        file: Its GGUF file, relative to the site.
-        command: What opens it on a local server.
+        file: GGUF file, relative to the site.
+        command: Command that opens the model on a local server.
     """
 
     name: str
@@ -59,7 +59,7 @@ class SiteModel:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A site that was written; `num_bytes` are those of all its files."""
+    """A site that was written; `num_bytes` is the total size of its files."""
 
     path: Path
     models: tuple[SiteModel, ...]

@@ -53,7 +53,7 @@ def byte_level_json(
 
 
 def llama3_cutter() -> "PreTokenizer":
-    """Llama 3's: one regular expression, numbers in groups of up to three digits."""
+    """Return Llama 3's pre-tokenizer: one regular expression, with numbers in groups of up to three digits."""
     from tokenizers import Regex, pre_tokenizers
 
     return pre_tokenizers.Sequence(
@@ -65,7 +65,7 @@ def llama3_cutter() -> "PreTokenizer":
 
 
 def smollm_cutter() -> "PreTokenizer":
-    """SmolLM2's: each digit alone, then GPT-2's regular expression."""
+    """Return SmolLM2's pre-tokenizer: single digits, then GPT-2's regular expression."""
     from tokenizers import pre_tokenizers
 
     return pre_tokenizers.Sequence(

@@ -100,7 +100,7 @@ class SentencePieceBackend(Backend):
         return self.encode_parts([text] if text else [])
 
     def encode_parts(self, parts: Parts) -> list[int]:
-        """Encode texts and tokens as one string, with the space before a text where the vocabulary puts it."""
+        """Encode texts and tokens as one string, with the dummy prefix where the vocabulary adds it."""
         found = list(self._with_added(parts))
         ids: list[int] = []
         for place, part in enumerate(found):
@@ -115,7 +115,7 @@ class SentencePieceBackend(Backend):
         return ids
 
     def _with_added(self, parts: Parts) -> Iterator[str | int]:
-        """Yield the parts with added tokens cut out of the texts."""
+        """Yield the parts, with added tokens extracted from the texts."""
         for part in parts:
             if not isinstance(part, str) or not self._plain:
                 yield part
@@ -172,7 +172,7 @@ class SentencePieceBackend(Backend):
 
 
 def _with_control_pieces(model: SentencePieceModel, ids: set[int]) -> SentencePieceModel:
-    """Return the model with these pieces as control tokens, which no text can become."""
+    """Return the model with these pieces as control tokens, which never match text."""
     ids = ids - set(model.of_type(PieceType.UNKNOWN))
     return replace(model, types=[PieceType.CONTROL if i in ids else kind for i, kind in enumerate(model.types)])
 

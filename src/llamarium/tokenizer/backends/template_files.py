@@ -1,4 +1,4 @@
-"""Reading chat templates, which lie beside a vocabulary or in its file.
+"""Read chat templates from the files of a tokenizer, or from a GGUF file.
 
 | where they are stored                          | what it holds                                                  |
 |------------------------------------------------|----------------------------------------------------------------|

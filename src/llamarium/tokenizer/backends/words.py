@@ -122,7 +122,7 @@ class WordBackend(Backend):
         return None if word is None else word.encode("utf-8")
 
     def byte_level_bpe(self) -> ByteLevelBPE:
-        """Return the readable twin: each word is a piece and a token, and nothing merges."""
+        """Return the readable implementation: each word is a piece and a token, without merges."""
         return ByteLevelBPE(
             ids={word.encode("utf-8"): i for word, i in self._ids.items()},
             rank=lambda left, right: None,
