@@ -81,7 +81,7 @@ def _needed(period: int) -> int:
 
 
 def _explain_length(conversation: "Conversation[Llama]", count: int, options: dict[str, Any], can_set: bool) -> None:
-    """Explain why an answer was cut off, unless it reached `max_tokens`."""
+    """Explain why an answer was cut off, unless it reached a `max_tokens` that was given."""
     llama = conversation.llama
     if count < llama.chat_params(**sampling_only(options)).max_tokens:
         context = llama.config.max_position_embeddings
