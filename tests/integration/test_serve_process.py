@@ -306,7 +306,7 @@ def test_a_folder_that_is_gone_is_made_again_and_what_takes_its_place_is_one_lin
             wait(lambda times=times: len(warned()) >= times)
             assert (
                 len(warned()) == times
-                and "nothing is kept: File exists" in warned()[-1]
+                and "no blocks are kept: File exists" in warned()[-1]
                 and str(folder) not in warned()[-1]
             )
             folder.unlink()

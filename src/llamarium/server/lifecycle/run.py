@@ -132,7 +132,7 @@ class Server(uvicorn.Server):
             disk = service.loaded and service.loaded[1].disk_use
             before, failure = failure, disk.failure if disk else ""
             if failure and not before:
-                self._log.event(f"warning: the prefix cache on disk cannot be written and is disabled: {failure}")
+                self._log.event(f"warning: the prefix cache on disk cannot be written; no blocks are kept: {failure}")
             dropped.look(disk)
             self._look_at_record()
             self._live.show()
