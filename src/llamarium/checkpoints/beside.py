@@ -1,4 +1,4 @@
-"""Work in a thread beside its caller's."""
+"""A function that runs in a background thread."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 class Beside(Generic[T]):
-    """Work that has begun in a thread of its own; leaving the context waits for it.
+    """A function running in a background thread; leaving the context waits for it.
 
-    What it would warn of is warned of by `result`, in the caller's thread.
+    Its warnings are issued by `result`, in the caller's thread.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
-        """Begin the work."""
+        """Start the thread."""
         self._pool = ThreadPoolExecutor(1)
         self._future = self._pool.submit(collect_warnings, work)
 
@@ -27,16 +27,16 @@ class Beside(Generic[T]):
         self._pool.shutdown()
 
     def check(self) -> None:
-        """Raise the work's error, if it has failed already."""
+        """Raise the function's error if it has already failed."""
         if self._future.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the work, or raise its error."""
+        """Wait for the function to finish; raise its error if it fails."""
         self._future.result()
 
     def result(self) -> T:
-        """Wait for the work and return its result, or raise its error."""
+        """Wait for the function and return its result; raise its error if it fails."""
         result, messages = self._future.result()
         for message in messages:
             warn_caller(message)

@@ -1,7 +1,7 @@
-"""One face for every format: which tensors there are, where they lie, and a way to read one at a time.
+"""The common interface of all checkpoint formats: a table of tensors, and a way to read one at a time.
 
-Keys are Hugging Face's state-dict keys and shapes are PyTorch's (out, in), whatever the file calls them. Opening a
-checkpoint reads headers only and holds them against the config; no memory for weights is taken before they agree.
+Keys are Hugging Face's state-dict keys and shapes are PyTorch's (out, in), whatever the names in the file. Opening a
+checkpoint reads only headers and checks them against the config before any memory is allocated for weights.
 """
 
 import hashlib
@@ -19,24 +19,27 @@ from llamarium.errors import CheckpointError, counted, escape, show_value, warn_
 from llamarium.file_names import CONFIG, GENERATION_CONFIG
 
 CONFIG_LIMIT_BYTES = 2 * 2**20
-"""Of a JSON file beside weights, or a safetensors file's header: a table of 405B's 6,000 tensors in 4 bits takes half
-of it; parsed JSON takes up to 30 times its text."""
+"""Maximum size of a JSON file next to the weights, or of a safetensors header.
+
+The header of a 405B model in 4 bits, with 6,000 tensors, takes half of it. The limit bounds memory: parsed JSON takes
+up to 30 times the size of its text."""
 
 FormatName = Literal["huggingface", "meta", "gguf", "packed", "build"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one weight comes from.
+    """Type, shape and location of one weight in a checkpoint.
 
     Attributes:
-        key: The state-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
-        shape: The logical shape, (out, in).
-        dtype: As stored, by its name in `quant/formats.py` or `quant/stored_types.py`: `BF16`, `Q4_1`, `NF4`, ...
-        file: The file, the first of them if it was split.
-        name: The tensor's name there.
-        permuted: Rows were in Meta's interleaved order and are moved when they are read.
-        is_packed: It lies in tiles, as a packed folder has it.
+        key: State-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
+        shape: Logical shape, (out, in).
+        dtype: Stored type, by its name in `quant/formats.py` or `quant/stored_types.py`: `BF16`, `Q4_1`, `NF4`, ...
+        num_bytes: Size in the file.
+        file: File that holds the tensor; the first one if the tensor is split over several.
+        name: Name of the tensor in the file.
+        permuted: True if rows are stored in Meta's interleaved order and are permuted when they are read.
+        is_packed: True if the weight is stored in tiles, as in a packed folder.
     """
 
     key: str
@@ -51,14 +54,14 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A weight as it is stored: bytes, and the name of what they mean (`checkpoints/values.py` makes numbers of them).
+    """A weight in its stored form: raw bytes and the name of their type. `checkpoints/values.py` decodes it.
 
     Attributes:
         type_name: `BF16`, `F32`, `Q4_1`, `NF4`, ...
-        shape: The logical shape, (out, in) or (hidden,).
-        data: C-contiguous. uint8 for floats and GGUF's blocks by rows, (rows, bytes of a row), where a vector is one
-            row, and for tiles, (panels, tiles, bytes of a tile). For a type in `STORED_TYPES` its codes, as the type's
-            `decode` expects them: (bytes, 1) for NF4.
+        shape: Logical shape, (out, in) or (hidden,).
+        data: C-contiguous. For floats and GGUF blocks: uint8 (rows, bytes per row), where a vector is one row. For
+            tiles: uint8 (panels, tiles, bytes per tile). For a type in `STORED_TYPES`: its codes, as the type's
+            `decode` expects them, such as (bytes, 1) for NF4.
         state: The other tensors of a type in `STORED_TYPES`, by name. NF4 has bitsandbytes' components: `absmax`,
             `quant_map`, `quant_state.bitsandbytes__nf4`, ...
     """
@@ -70,17 +73,17 @@ class StoredTensor:
 
     @property
     def is_packed(self) -> bool:
-        """Whether it lies in tiles, whose data alone has three dimensions."""
+        """True for tiles, the only data with three dimensions."""
         return self.data.ndim == 3
 
 
 class Checkpoint(Protocol):
-    """A model on disk, opened and checked.
+    """A model on disk, opened and validated.
 
     Attributes:
-        format: Which reader it took.
-        entries: Exactly the keys that the config implies; without the head's where it is tied.
-        generation_config: What `generation_config.json` says, or nothing.
+        format: Format of the checkpoint, which determines its reader.
+        entries: Its weights by key: exactly the keys that the config implies, without a tied head.
+        generation_config: Contents of `generation_config.json`; empty if there is none.
     """
 
     path: Path
@@ -90,19 +93,23 @@ class Checkpoint(Protocol):
     generation_config: Mapping[str, Any]
 
     def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
-        """Return a weight as it is stored, rows in the half-split order; CheckpointError if the file ended early.
+        """Return a weight in its stored form, with rows in half-split order.
 
         Args:
             key: One of `entries`.
-            copy: Read it into memory of its own. Without it the bytes may be a view of the file's private mapping:
-                they can be written to, but cost no memory until then.
+            copy: Read the weight into newly allocated memory. Otherwise the bytes may be a view of the file's private
+                mapping (copy-on-write), which takes no memory until it is written to.
+
+        Raises:
+            CheckpointError: If the file ends early.
         """
         ...
 
     def check_unchanged(self) -> None:
-        """Check that the files that are looked at in place are still what was opened; called before each request.
+        """Check that memory-mapped files have not changed since they were opened; called before each request.
 
-        CheckpointError names the file that was written to or cut short.
+        Raises:
+            CheckpointError: If a file was modified or truncated; the message names it.
         """
 
 
@@ -110,10 +117,10 @@ _WINDOWS, _WINDOW_BYTES = 8, 256
 
 
 def stored_fingerprint(checkpoint: Checkpoint) -> str:
-    """Return how a checkpoint's weights are stored, and SHA-256, hex, of some bytes of each: "Q4_1+F32:0123...".
+    """Return the stored types and a hex SHA-256 of a sample of each weight's bytes: "F32+Q4_1:0123...".
 
-    It is the same whatever dtype or type the weights are loaded in, and another one after a merge, which changes every
-    row of a weight.
+    The fingerprint does not depend on the type that the weights are loaded in. Merging an adapter changes it, because a
+    merge changes every row of a weight.
     """
     digest = hashlib.sha256()
     for key in sorted(checkpoint.entries):
@@ -125,7 +132,7 @@ def stored_fingerprint(checkpoint: Checkpoint) -> str:
     return f"{'+'.join(sorted(types))}:{digest.hexdigest()}"
 
 
-# Which fields of the config make each tensor's shape.
+# Each tensor's shape as config fields.
 _LAYER_SHAPES: dict[str, tuple[str, ...]] = {
     "input_layernorm.weight": ("hidden_size",),
     "self_attn.q_proj.weight": ("num_attention_heads * head_dim", "hidden_size"),
@@ -150,7 +157,10 @@ _LAYER_KEY = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)")
 
 
 def state_dict_key(name: str, layers: str, of_layer: Mapping[str, str], others: Mapping[str, str]) -> str:
-    """Return the key of a tensor by its name in a file; one not known is quoted, so that it cannot pass for a key."""
+    """Return the state-dict key for a tensor's name in a file.
+
+    An unknown name is returned quoted, so that it cannot be mistaken for a key.
+    """
     first, idx, rest = (*name.split(".", 2), "", "")[:3]
     if first == layers and rest in of_layer:
         return f"model.layers.{idx}.{of_layer[rest]}"
@@ -158,14 +168,18 @@ def state_dict_key(name: str, layers: str, of_layer: Mapping[str, str], others: 
 
 
 def permuted_heads(key: str, config: ModelConfig) -> int | None:
-    """Return the heads whose rows Meta and GGUF have in the interleaved order of RoPE pairs; None for other weights."""
+    """Return the number of heads of a weight that Meta and GGUF store in interleaved RoPE order; None for others."""
     if key.endswith(("q_proj.weight", "q_proj.bias")):
         return config.num_attention_heads
     return config.num_key_value_heads if key.endswith(("k_proj.weight", "k_proj.bias")) else None
 
 
 def read_hf_config(folder: Path) -> tuple[dict[str, Any], ModelConfig, Mapping[str, Any]]:
-    """Return a Hugging Face folder's `config.json`, as it is and read, and `generation_config.json`, or nothing."""
+    """Read the JSON files of a Hugging Face folder.
+
+    Returns:
+        `config.json` as raw JSON; the config parsed from it; `generation_config.json`, empty if there is none.
+    """
     path, generation = folder / CONFIG, folder / GENERATION_CONFIG
     raw = read_json_object(path, CONFIG_LIMIT_BYTES)
     config = ModelConfig.from_hf(raw, str(path))
@@ -173,7 +187,7 @@ def read_hf_config(folder: Path) -> tuple[dict[str, Any], ModelConfig, Mapping[s
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight of a model with `config`, by key; a tied head is no weight of its own."""
+    """Return the shape of every weight of a model with `config`, by key, without a tied head."""
     layer = {suffix: _shape(config, fields) for suffix, fields in _layer_shapes(config).items()}
     other = {key: _shape(config, fields) for key, fields in _OTHER_SHAPES.items()}
     shapes = {EMBEDDING: other[EMBEDDING]}
@@ -186,18 +200,18 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def select_weights(
     path: Path, config: ModelConfig, entries: Mapping[str, TensorEntry], is_zero: Callable[[TensorEntry], bool]
 ) -> dict[str, TensorEntry]:
-    """Return the entries of the weights that `config` implies; other tensors are reported in one warning.
+    """Return the entries of the weights that `config` implies; one warning lists the tensors that are not used.
 
-    Types and shapes are not looked at: a reader checks types first, then calls `check_shapes`.
+    Types and shapes are not checked here: a reader checks types first, then calls `check_shapes`.
 
     Args:
-        path: The checkpoint, for messages.
-        config: The model that they must be the weights of.
-        entries: Every tensor of the checkpoint by key; a tensor without a key of ours is there under its quoted name.
-        is_zero: Whether all weights of a tensor are zero, read from the file.
+        path: Path of the checkpoint, for messages.
+        config: Config of the model.
+        entries: Every tensor of the checkpoint by key; a tensor with an unknown name has its quoted name as key.
+        is_zero: Returns whether all values of a tensor in the file are zero.
 
     Raises:
-        CheckpointError: For a missing weight, or a tensor with which the model would compute something else.
+        CheckpointError: For a missing weight, or an extra tensor that would change the model's results.
     """
     _check_present(path, config, entries)
     expected = expected_shapes(config)
@@ -222,9 +236,9 @@ def select_weights(
     return {key: entry for key, entry in entries.items() if key in expected}
 
 
-# RoPE's frequencies, which follow from the config and which old converters saved.
+# RoPE frequencies, which old converters saved; they follow from the config.
 _ROPE_TABLE = re.compile(r"rotary_emb\.inv_freq$|\battn_rot_embd\b|^rope\.freqs$|^rope_freqs\.weight$")
-# Parts of a layer that other architectures have, in Hugging Face's names and GGUF's.
+# Layer parts of other architectures, by their names in Hugging Face and GGUF files.
 _OTHER_PARTS = re.compile(
     r"\b(layers|blk)\.\d+\..*(norm\b|experts?\b|_exps\b|_shexp\b|gate_inp|block_sparse_moe|router|lora_)"
 )
@@ -232,14 +246,14 @@ _BIAS = re.compile(r"\b(layers|blk)\.\d+\..*(proj|attn_(q|k|v|output)|ffn_(gate|
 
 
 def expected_shape(config: ModelConfig, key: str) -> tuple[int, ...] | None:
-    """Return the shape of one weight of a model with `config`; None if a model has no such weight in any layer."""
+    """Return the shape of one weight of a model with `config`; None if no layer has such a weight."""
     match = _LAYER_KEY.fullmatch(key)
     fields = _LAYER_SHAPES.get(match[2]) if match else _OTHER_SHAPES.get(key)
     return None if fields is None else _shape(config, fields)
 
 
 def check_weights(path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that the weights of `config` are there, in its shapes, before any memory is taken for them."""
+    """Check that all weights of `config` are present, with the right shapes, before memory is allocated for them."""
     _check_present(path, config, found)
     check_shapes(path, config, found)
 
@@ -247,7 +261,7 @@ def check_weights(path: Path, config: ModelConfig, found: Mapping[str, tuple[int
 def _check_present(path: Path, config: ModelConfig, found: Iterable[str]) -> None:
     found = set(found)
     layers = {match[1] for key in found if (match := _LAYER_KEY.fullmatch(key))}
-    if len(layers) != config.num_hidden_layers:  # first: it bounds everything below by what the file holds
+    if len(layers) != config.num_hidden_layers:  # first, so that a huge num_hidden_layers cannot exhaust memory below
         raise CheckpointError(
             f"{escape(path)}: the config says num_hidden_layers {config.num_hidden_layers}, the weights have "
             f"{counted(len(layers), 'layer')}; the config is another model's or the weights are incomplete"
@@ -268,7 +282,7 @@ def _check_present(path: Path, config: ModelConfig, found: Iterable[str]) -> Non
 
 
 def check_shapes(path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
-    """Check the shapes of a model's weights, all of which are there, and the ids that its config names."""
+    """Check the shapes of a complete set of weights, and the token ids in the config."""
     check_token_ids(path, config)
     for key, shape in expected_shapes(config).items():
         if found[key] != shape:
@@ -278,7 +292,7 @@ def check_shapes(path: Path, config: ModelConfig, found: Mapping[str, tuple[int,
 
 
 def check_token_ids(path: Path, config: ModelConfig) -> None:
-    """Check that a config's BOS and EOS ids are in its vocabulary; padding is never computed, so its id may be any."""
+    """Check that BOS and EOS ids are in the vocabulary; the padding id is not used, so it is not checked."""
     ids = {"bos_token_id": (config.bos_token_id,), "eos_token_id": config.eos_token_id}
     for name, values in ids.items():
         for value in values:
@@ -290,7 +304,7 @@ def check_token_ids(path: Path, config: ModelConfig) -> None:
 
 
 def check_names(path: Path, expected: Iterable[str], found: Iterable[str], why: str) -> None:
-    """Check two sets of names for equality."""
+    """Check that two sets of tensor names are equal; CheckpointError lists missing and unknown ones."""
     expected, found = dict.fromkeys(expected), dict.fromkeys(found)
     missing, extra = [k for k in expected if k not in found], [k for k in found if k not in expected]
     faults = [f"{counted(len(names), 'tensor is', 'tensors are')} {kind}: {list_some(names)}" for kind, names in
@@ -300,7 +314,7 @@ def check_names(path: Path, expected: Iterable[str], found: Iterable[str], why: 
 
 
 def list_some(names: Iterable[str], limit: int = 10) -> str:
-    """Join at most `limit` names, escaped, and say how many more there are."""
+    """Join up to `limit` escaped names, followed by the number of the others."""
     names = list(names)
     shown = ", ".join(escape(name, 80) for name in names[:limit])
     return shown if len(names) <= limit else f"{shown}, and {len(names) - limit} more"

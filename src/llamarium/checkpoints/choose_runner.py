@@ -1,4 +1,4 @@
-"""From an opened checkpoint to a loaded model: C where its kernels can run all of it, else the modules."""
+"""Load an opened checkpoint: as a native runner if the C kernels support all of it, otherwise as PyTorch modules."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -26,10 +26,12 @@ Progress = Callable[[int, int], None]
 def load_weights(
     checkpoint: Checkpoint, options: LoadOptions, progress: Progress | None = None
 ) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
-    """Load a checkpoint's weights and choose what runs them.
+    """Load a checkpoint's weights and choose a runner for them.
 
-    CheckpointError if a tensor cannot be read, or with `strict` is not finite; OptionError if an option does not fit;
-    FunctionError if the functions of a learner's folder cannot begin.
+    Raises:
+        CheckpointError: If a tensor cannot be read or, with `strict`, contains NaN or infinity.
+        OptionError: If an option does not fit the checkpoint.
+        FunctionError: If the functions of a `llamarium build` folder cannot be started.
     """
     if isinstance(checkpoint, LearnerCheckpoint):
         check_learner_options(checkpoint.path, options)
@@ -55,9 +57,10 @@ def load_weights(
 
 
 def runner_over(model: "LlamaForCausalLM") -> Runner | None:
-    """Return C over the memory of modules that are trained, without their adapters; None where it cannot run them.
+    """Return a native runner over the memory of a model in training, without its adapters.
 
-    Norms are read now, so a runner serves until the weights change.
+    None if the C kernels cannot run the model. Norm weights are copied now, so the runner is valid until the weights
+    change.
     """
     from llamarium.checkpoints.modules import weights_of
 
@@ -68,7 +71,6 @@ def runner_over(model: "LlamaForCausalLM") -> Runner | None:
 def _load_modules(
     checkpoint: Checkpoint, options: LoadOptions, progress: Progress | None
 ) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
-    """Load modules, which run the model."""
     need_torch(f"{escape(checkpoint.path)}: {_what_modules_do(checkpoint, options)}")
     from llamarium.checkpoints.load import load_model
 
@@ -84,7 +86,7 @@ def _load_modules(
 
 
 def _what_modules_do(checkpoint: Checkpoint, options: LoadOptions) -> str:
-    """Return what needs PyTorch here, as the C kernels do not do it, for a message."""
+    """Describe why loading this checkpoint needs PyTorch, for an error message."""
     if options.device != "cpu" or not options.join:
         return f"a model of modules on {options.device}"
     if native.library() is None:

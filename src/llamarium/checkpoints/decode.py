@@ -1,4 +1,4 @@
-"""Stored weights as tensors of torch; `checkpoints/values.py` makes numbers of what is not stored as numbers."""
+"""Stored weights as torch tensors; `checkpoints/values.py` dequantizes."""
 
 from typing import Any
 
@@ -12,13 +12,14 @@ from llamarium.checkpoints.storage import TensorFile
 from llamarium.checkpoints.values import read_array
 
 FLOAT_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""The dtypes that a weight is stored in without being quantized, by the name that safetensors and GGUF share."""
+"""The floating-point dtypes of stored weights, by their name in safetensors and GGUF files."""
 
 
 def read(checkpoint: Checkpoint, key: str) -> Tensor:
-    """Return a weight's values, (out, in), rows in the half-split order; quantized ones decoded to float32.
+    """Return a weight's values, (out, in), with rows in half-split order; quantized weights are decoded to float32.
 
-    The result may be a view of the file's private mapping: it can be written to, but costs no memory until then.
+    The result may be a view of the file's private mapping (copy-on-write), which takes no memory until it is written
+    to.
     """
     values = read_array(checkpoint, key)
     dtype = FLOAT_DTYPES.get(checkpoint.entries[key].dtype, torch.float32)
@@ -26,14 +27,14 @@ def read(checkpoint: Checkpoint, key: str) -> Tensor:
 
 
 def as_tensor(data: NDArray[Any]) -> Tensor:
-    """Return an array as a tensor over the same memory."""
+    """Return a tensor that shares the array's memory; a non-contiguous array is copied."""
     return torch.from_numpy(np.ascontiguousarray(data))
 
 
 def tensor_in(
     file: TensorFile, offset: int, shape: tuple[int, ...], dtype: torch.dtype, *, copy: bool = False
 ) -> Tensor:
-    """Return a tensor of a file: in place, or in fresh memory if `copy` or badly aligned."""
+    """Return a tensor of a file: a view of the mapping, or a copy if `copy` is set or the offset is not aligned."""
     raw = file.array(
         offset, (torch.Size(shape).numel(), dtype.itemsize), np.uint8, copy=copy or offset % dtype.itemsize != 0
     )

@@ -1,4 +1,4 @@
-"""From a model on disk to a format that others read, without PyTorch."""
+"""Export of a model on disk to an exchange format. Torch-free."""
 
 import os
 from pathlib import Path
@@ -71,9 +71,10 @@ def export(
 
 
 def checkpoint_weights(checkpoint: Checkpoint, dtype: str | None = None) -> list[OutputTensor]:
-    """Return the weights of a model on disk, read when they are written, which warns where they are NaN or infinite.
+    """Return the weights of a checkpoint for writing; each is read when it is written, with a warning if not finite.
 
-    `dtype` is "F32", "F16" or "BF16"; None is what each weight is stored in, and quantized ones need one.
+    `dtype` is "F32", "F16" or "BF16"; None keeps each weight's stored dtype, which is not possible for quantized
+    weights.
     """
     weights: list[OutputTensor] = []
     for key, entry in checkpoint.entries.items():
@@ -108,7 +109,7 @@ def _export_hf(opened: OpenedModel, out: Path, type: str | None, force: bool) ->
 def _export_gguf(opened: OpenedModel, out: Path, type: str | None, force: bool) -> None:
     from llamarium.checkpoints.gguf.export import export_gguf
 
-    if out.is_dir() or (os.path.lexists(out) and not force):  # a link that leads nowhere is there too
+    if out.is_dir() or (os.path.lexists(out) and not force):  # lexists: a dangling link exists too
         what = "is a folder; choose a file" if out.is_dir() else "is there already; --force replaces it"
         raise OutputError(f"{escape(out)}: {what}")
     checkpoint = opened.checkpoint

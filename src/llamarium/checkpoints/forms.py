@@ -1,4 +1,4 @@
-"""How each weight of a checkpoint is held in memory: decided for all of them before any is read. Never torch."""
+"""Choice of the in-memory form of each weight, made for the whole checkpoint before any weight is read. Torch-free."""
 
 import math
 from collections.abc import Mapping
@@ -19,13 +19,14 @@ from llamarium.quant.stored_types import STORED_TYPES
 
 
 class Form(NamedTuple):
-    """How one weight is held.
+    """The in-memory form of one weight.
 
     Attributes:
-        type_name: Its type: the model's dtype (`BF16`, ...), or a quantized type.
-        layout: `rows` are floating-point numbers; `tiles` is a type in `PACKED_FORMATS` as the C kernels read it;
-            `blocks` is a quantized type as files store it, which modules dequantize at each use.
-        is_exact: The tiles have the values of a weight of `STORED_TYPES`, which is not quantized again.
+        type_name: The model's dtype (`BF16`, ...) or a quantized type.
+        layout: `rows`: floating-point numbers; `tiles`: a type in `PACKED_FORMATS`, laid out for the C kernels;
+            `blocks`: a quantized type as stored in files, which modules dequantize at each use.
+        is_exact: True for tiles with exactly the values of a weight of a type in `STORED_TYPES`, converted without
+            quantizing again.
     """
 
     type_name: str
@@ -35,16 +36,16 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadingPlan:
-    """How a checkpoint is loaded.
+    """A decision on how a checkpoint is loaded.
 
     Attributes:
-        forms: How each weight is held, by key.
-        type_name: What the model computes in: `BF16`, `F16` or `F32`.
-        rounds_inputs: The inputs of tiles may be rounded, so that the C kernels multiply them; else tiles are
-            dequantized at each use.
-        runs_in_c: The C kernels run the model; else its modules do.
-        unfit: Keys of Linears that stay floating-point, or take another type than `quantize` names, because of the
-            number of their columns.
+        forms: In-memory form of each weight, by key.
+        type_name: Compute dtype of the model: `BF16`, `F16` or `F32`.
+        rounds_inputs: True if the C kernels multiply tiles and quantize their inputs; False if tiles are dequantized
+            at each use.
+        runs_in_c: True if the C kernels run the model, False if PyTorch modules do.
+        unfit: Keys of Linears that stay floating-point, or get another type than `quantize` names, because their
+            number of columns does not fit.
     """
 
     forms: Mapping[str, Form]
@@ -55,14 +56,17 @@ class LoadingPlan:
 
 
 def loading_plan(checkpoint: Checkpoint, options: LoadOptions) -> LoadingPlan:
-    """Decide how the weights of a checkpoint are held; OptionError if the options do not fit it.
+    """Choose the in-memory form of each weight of a checkpoint.
 
     A UserWarning names the Linears whose number of columns does not fit the type that `quantize` names.
+
+    Raises:
+        OptionError: If the options do not fit the checkpoint.
     """
     check_options(checkpoint, options)
     dtype = options.exact_dtype or natural_dtype(checkpoint)
     has_kernels = options.device == "cpu" and native.library() is not None
-    # Quantizing keeps a file's own floats where it does not round them; a requested dtype is exact.
+    # With quantize, weights that are not quantized keep their stored dtype. A requested dtype means exact products.
     is_half = (options.exact_dtype or "bfloat16") == "bfloat16" if options.quantize else dtype == "bfloat16"
     rounds = has_kernels and options.join and is_half and options.dequantize != "use"
     chooser = _Chooser(checkpoint, options, Form(TYPE_OF_DTYPE[dtype], "rows"), has_kernels, rounds)
@@ -81,8 +85,6 @@ def loading_plan(checkpoint: Checkpoint, options: LoadOptions) -> LoadingPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Chooser:
-    """Chooses the form of one weight at a time."""
-
     checkpoint: Checkpoint
     options: LoadOptions
     floats: Form
@@ -90,7 +92,7 @@ class _Chooser:
     rounds_inputs: bool
 
     def form(self, entry: TensorEntry) -> Form:
-        """Return how a weight is held; a new stored type is registered in `quant/stored_types.py`, not here."""
+        """Return the form of a weight. New stored types are registered in `quant/stored_types.py`, not here."""
         if len(entry.shape) != 2:
             return self.floats
         if self.is_quantized(entry):
@@ -99,13 +101,13 @@ class _Chooser:
         if entry.dtype in FLOATS or options.quantize is not None or options.dequantize == "load":
             return self.floats
         if entry.dtype in STORED_TYPES and entry.key == EMBEDDING:
-            return self.floats  # rows are looked up, and there are no modules that would dequantize them
+            return self.floats  # no embedding module dequantizes the looked-up rows of these types
         as_stored = Form(entry.dtype, "tiles" if entry.is_packed else "blocks")
         if options.dequantize == "use":
             return as_stored
         if self.rounds_inputs and (tiles := self._tiles(entry)) is not None:
             return tiles
-        # Exact products: in C of numbers; in modules of what is stored, if that is more than GGUF's blocks.
+        # Exact products: C multiplies floats; modules dequantize stored types at each use.
         runs_in_c = self.has_kernels and options.join
         if entry.dtype not in STORED_TYPES:
             return as_stored if entry.is_packed and not runs_in_c else self.floats
@@ -113,7 +115,7 @@ class _Chooser:
         return self.floats if is_dequantized else as_stored
 
     def _tiles(self, entry: TensorEntry) -> Form | None:
-        """Return the tiles that have a weight's values, if there are any."""
+        """Return the form in tiles that represents a weight exactly; None if there is none."""
         if entry.dtype in PACKED_FORMATS:
             return Form(entry.dtype, "tiles")
         if entry.dtype not in STORED_TYPES:
@@ -122,7 +124,7 @@ class _Chooser:
         return None if type_name is None else Form(type_name, "tiles", is_exact=True)
 
     def is_quantized(self, entry: TensorEntry) -> bool:
-        """Whether `quantize` is for this weight: the Linears of the layers."""
+        """Return whether `quantize` applies to this weight: True for the Linears of the layers."""
         is_linear = len(entry.shape) == 2 and entry.key not in (EMBEDDING, HEAD)
         return is_linear and self.options.quantize is not None
 
@@ -136,9 +138,9 @@ class _Chooser:
 
 
 def _in_memory(checkpoint: Checkpoint, forms: Mapping[str, Form]) -> dict[str, Form]:
-    """Return other forms for the weights that would be dequantized once, where memory does not suffice.
+    """Return forms in blocks for the weights that would be dequantized at loading, if memory does not suffice for that.
 
-    A UserWarning has the bytes that they take in the file and in memory.
+    A UserWarning states their size in the file and in memory.
     """
     entries = [checkpoint.entries[key] for key, form in forms.items() if form.layout == "rows"]
     entries = [entry for entry in entries if entry.dtype in STORED_TYPES]

@@ -1,7 +1,7 @@
-"""A folder of `llamarium build` as a model: its functions compute, with another model's weights. Never torch.
+"""A folder of `llamarium build` as a model: the learner's functions run on another model's weights. Torch-free.
 
-Nothing of the folder is imported here: a process of its own runs the functions (`course/serve.py`), and only those of a
-folder that was begun or checked on this machine.
+The folder's code is not imported here. A child process runs the functions (`course/serve.py`), and only if the folder
+was created or checked on this machine.
 """
 
 import math
@@ -23,12 +23,12 @@ from llamarium.runtime.runner import Runner
 
 
 class LearnerCheckpoint:
-    """A learner's folder, opened.
+    """A `llamarium build` folder, opened as a checkpoint.
 
     Args:
         path: The folder.
-        model: The model whose weights are used, as the course names it.
-        base: That model, opened.
+        model: Name of the model whose weights are used, from the folder's `course.json`.
+        base: Checkpoint of that model.
     """
 
     def __init__(self, path: Path, model: str, base: Checkpoint) -> None:
@@ -40,11 +40,11 @@ class LearnerCheckpoint:
         self._files = self._look()
 
     def stored(self, key: str, *, copy: bool = False) -> NoReturn:
-        """Refuse: the folder has no weights."""
+        """Raise OptionError: the folder has no weights."""
         raise OptionError(f"{escape(self.path)}: its weights are those of {escape(self.model)}; name that one")
 
     def check_unchanged(self) -> None:
-        """Check that the model's files and the steps' are what was opened; CheckpointError naming one that is not."""
+        """Check that the model's files and the folder's code are unchanged; CheckpointError names a changed file."""
         self.base.check_unchanged()
         files = self._look()
         if changed := [name for name in {**self._files, **files} if self._files.get(name) != files.get(name)]:
@@ -53,10 +53,10 @@ class LearnerCheckpoint:
             )
 
     def runner(self) -> Runner:
-        """Return what runs the functions over the model's weights; FunctionError if they cannot begin."""
+        """Return a runner that calls the functions in a child process; FunctionError if they cannot be started."""
         if sys.platform == "win32":
             raise OptionError(f"{escape(self.path)}: its process shares memory as Linux and macOS do; use one of them")
-        # -P: the working folder, which can hold any file, gives us no modules
+        # -P: do not import modules from the working directory, which may hold any file
         command = (sys.executable, "-P", "-m", "llamarium.course.serve", str(self.path.resolve()), self.model)
         child = Child(command, self.path.resolve())
         child.start()
@@ -64,7 +64,7 @@ class LearnerCheckpoint:
         return ProcessRunner(self.config, expected_shapes(self.config), child, name, self.model)
 
     def sources(self) -> tuple[TensorSource, ...]:
-        """Return where each weight came from."""
+        """Return the source of each weight."""
         return tuple(TensorSource.of(e, "F32", 4 * math.prod(e.shape)) for e in self.entries.values())
 
     def _look(self) -> dict[str, tuple[int, int]]:
@@ -76,7 +76,11 @@ class LearnerCheckpoint:
 
 
 def model_of_course(folder: Path) -> str:
-    """Return the model that a learner's folder names; CheckpointError if there is none, or its code may not be run."""
+    """Return the name of the model in a folder's `course.json`.
+
+    Raises:
+        CheckpointError: If it names no model, or the folder's code is not trusted on this machine.
+    """
     if not is_trusted(folder):
         raise CheckpointError(
             f"{escape(folder)}: holds Python code, which is run only if it was begun or checked on this machine; "
@@ -89,7 +93,7 @@ def model_of_course(folder: Path) -> str:
 
 
 def check_learner_options(path: Path, options: LoadOptions) -> None:
-    """Refuse what functions in numpy or PyTorch, in float32 on a CPU, cannot honour."""
+    """Check that options fit a learner's functions, which compute in float32 on the CPU; OptionError if not."""
     allowed = {"adapter", "strict", "chat_template"}
     for name, one in declared(LoadOptions).items():
         value = getattr(options, name)

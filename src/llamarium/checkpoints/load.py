@@ -1,8 +1,7 @@
-"""From a checkpoint to a model of modules: built on the meta device, then filled weight by weight.
+"""Load a checkpoint as PyTorch modules: built on the meta device, then filled weight by weight.
 
-Nothing is allocated before the headers agree with the config (the checkpoint's opening checks that). Weights come from
-the loader (`checkpoints/weights.py`) and move to their device one by one, and a tied head becomes the embedding's own
-storage.
+Opening the checkpoint has already checked its headers against the config. Weights come from the loader
+(`checkpoints/weights.py`) and move to the device one at a time; a tied head shares the embedding's storage.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,13 @@ from llamarium.options.loading import LoadOptions
 def load_model(
     checkpoint: Checkpoint, options: LoadOptions, progress: Callable[[int, int], None] | None = None
 ) -> tuple[LlamaForCausalLM, tuple[TensorSource, ...]]:
-    """Build the model that a checkpoint holds; a UserWarning tells of weights that are NaN or infinite."""
+    """Load a checkpoint as a model of PyTorch modules.
+
+    A UserWarning reports weights that are NaN or infinite; with `options.strict` they are a CheckpointError.
+
+    Returns:
+        The frozen model in eval mode, and the source of each weight.
+    """
     plan = loading_plan(checkpoint, options)
     model = empty_model(checkpoint.config)
     dtype, sources = FLOAT_DTYPES[plan.type_name], list[TensorSource]()

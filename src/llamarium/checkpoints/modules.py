@@ -1,7 +1,4 @@
-"""The modules over the native runner's weights: a plain, editable model that takes no second copy of anything.
-
-And the way back: what a model of modules holds, as the kernels would multiply it.
-"""
+"""Conversion between the native runner's weights and PyTorch modules, in both directions, over shared memory."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -29,7 +26,7 @@ from llamarium.runtime.native.weights import Weight
 def build_model(
     config: ModelConfig, weights: Mapping[str, Weight], input_bits: InputBits = INPUT_BITS
 ) -> LlamaForCausalLM:
-    """Build a model's modules over the memory that its weights lie in."""
+    """Build a frozen model in eval mode whose modules share the memory of `weights`."""
     model = empty_model(config)
     dtype = FLOAT_DTYPES[weights["model.norm.weight"].type_name]
     for weight in weights.values():
@@ -43,14 +40,14 @@ def build_model(
 def put_weight(
     model: LlamaForCausalLM, weight: Weight, dtype: torch.dtype, device: str = "cpu", *, rounds_inputs: bool = True
 ) -> None:
-    """Put a weight into its place in a model: as a parameter, or as a module of its type.
+    """Set a weight of a model: as a parameter, or as a module of its quantized type.
 
     Args:
-        model: Has no weight there yet.
-        weight: On the CPU; its memory is used where `device` is "cpu".
-        dtype: Of the vectors that a quantized embedding returns.
-        device: Where the weight goes.
-        rounds_inputs: The C kernels may multiply tiles, and round their inputs; else tiles are dequantized at each use.
+        model: Model whose weight is not set yet.
+        weight: Weight on the CPU; the model shares its memory if `device` is "cpu".
+        dtype: Dtype of the vectors that a quantized embedding returns.
+        device: Device of the model's weight.
+        rounds_inputs: Let the C kernels multiply tiles, with quantized inputs; False dequantizes tiles at each use.
     """
     path, _, name = weight.key.rpartition(".")
     module = model.get_submodule(path)
@@ -63,32 +60,32 @@ def put_weight(
         return
     quantized = _quantized(weight, is_embedding=isinstance(module, nn.Embedding), dtype=dtype, rounds=rounds_inputs)
     bias = getattr(module, "bias", None)
-    if isinstance(bias, Tensor) and not bias.is_meta:  # which came first
+    if isinstance(bias, Tensor) and not bias.is_meta:  # set before the weight; keep it
         set_bias(quantized, bias.detach())
     model.set_submodule(path, quantized.to(device))
 
 
 def round_inputs(model: LlamaForCausalLM, bits: InputBits) -> None:
-    """Let a model's packed Linears round their inputs to so many bits."""
+    """Set the number of bits that a model's packed Linears quantize their inputs to."""
     for module in model.modules():
         if isinstance(module, LinearPacked):
             module.input_bits = bits
 
 
 def empty_model(config: ModelConfig) -> LlamaForCausalLM:
-    """Return a model on the meta device: its modules, without memory for weights."""
+    """Return a model on the meta device, without memory for weights."""
     with torch.device("meta"), _Undrawn():
         return LlamaForCausalLM(config)
 
 
 def set_bias(module: nn.Module, values: Tensor) -> None:
-    """Give a Linear a bias (out_features,): a frozen parameter of a plain one, a buffer of a quantized one."""
+    """Set the bias of a Linear, (out_features,): a frozen parameter, or a buffer if the Linear is quantized."""
     is_quantized = isinstance(module, QuantizedLinear)
     module.bias = values if is_quantized else nn.Parameter(values, requires_grad=False)
 
 
 def tie_head(model: LlamaForCausalLM) -> None:
-    """Give the head the embedding's storage, quantized or not."""
+    """Make the head share the embedding's storage, quantized or not."""
     embedding = cast(nn.Module, model.model.embed_tokens)
     if isinstance(embedding, EmbeddingPacked):
         model.set_submodule("lm_head", embedding.linear)
@@ -99,9 +96,9 @@ def tie_head(model: LlamaForCausalLM) -> None:
 
 
 def weights_of(model: LlamaForCausalLM, *, of_bases: bool = False) -> Mapping[str, Weight] | None:
-    """Return what a model's modules hold, over the same memory; None where the C kernels cannot multiply all of it.
+    """Return a model's weights, by key, over the same memory; None if the C kernels cannot multiply all of them.
 
-    `of_bases` returns the frozen weights of Linears and tables with adapters, which else have none.
+    `of_bases` returns the frozen base weights of modules with adapters; without it such a model gives None.
     """
     tied = model.config.tie_word_embeddings
     weights: dict[str, Weight] = {}
@@ -122,7 +119,7 @@ def weights_of(model: LlamaForCausalLM, *, of_bases: bool = False) -> Mapping[st
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves `torch.nn.init` out: on the meta device it draws nothing, and takes a tenth of a second for it."""
+    """A mode that skips `torch.nn.init`, which has no effect on the meta device but takes a tenth of a second."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
@@ -131,7 +128,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def _quantized(weight: Weight, *, is_embedding: bool, dtype: torch.dtype, rounds: bool) -> nn.Module:
-    """Return the module that holds a quantized weight, over the same memory."""
+    """Return a module for a quantized weight, over the same memory."""
     data = as_tensor(weight.data)
     if weight.type_name == "NF4":
         parts = {f"weight.{name}": as_tensor(part) for name, part in weight.state.items()}
@@ -154,7 +151,7 @@ def _weight(key: str, shape: tuple[int, ...], module: nn.Module) -> Weight | Non
 
 
 def _floats(key: str, shape: tuple[int, ...], weight: object) -> Weight | None:
-    """Return a plain tensor as the kernels take it; None where they cannot."""
+    """Return a floating-point tensor as a weight for the kernels; None if they do not support it."""
     if not isinstance(weight, Tensor) or weight.device.type != "cpu" or not weight.is_contiguous():
         return None
     if tuple(weight.shape) != shape:

@@ -1,4 +1,4 @@
-"""Which reader a path needs."""
+"""Opening a model: choice of the checkpoint reader for a path, and of the tokenizer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,12 +30,16 @@ from llamarium.tokenizer.base import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model on disk with all that belongs to it, checked; no weight was read.
+    """A validated model on disk with its tokenizer and recommended sampling parameters; weights are not read yet.
 
     Attributes:
-        path: The file or folder that it is.
-        generation_config: The publisher's recommended sampling parameters, or nothing.
-        optional_tokenizer: Its tokenizer, with ids for all rows of the vocabulary; None if there is none that is read.
+        name: Name that the model was opened by.
+        path: File or folder of the model.
+        checkpoint: The opened checkpoint.
+        generation_config: The publisher's recommended sampling parameters; empty if there are none.
+        optional_tokenizer: Its tokenizer, with ids for all rows of the vocabulary; None if there is none, or its kind
+            is not supported.
+        why_no_tokenizer: Reason why there is no tokenizer, for messages.
     """
 
     name: str
@@ -47,27 +51,27 @@ class OpenedModel:
 
     @property
     def config(self) -> ModelConfig:
-        """Its checkpoint's."""
+        """The checkpoint's config."""
         return self.checkpoint.config
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer; TokenizerError if it came without one, or with one of a kind that is not read."""
+        """The tokenizer; TokenizerError if there is none, or its kind is not supported."""
         if self.optional_tokenizer is None:
             raise TokenizerError(self.why_no_tokenizer)
         return self.optional_tokenizer
 
 
 def open_model(name: str | Path, *, with_tokenizer: bool = True) -> OpenedModel:
-    """Find a model, fetching it when needed, and open it with its tokenizer.
+    """Find a model, downloading it if needed, and open it with its tokenizer.
 
     Args:
         name: A built-in name, a folder (Hugging Face, Meta, `llamarium build`), a `.gguf` file, or `org/name` on
-            the Hugging Face hub.
-        with_tokenizer: Look at its tokenizer too.
+            the Hugging Face Hub.
+        with_tokenizer: Read its tokenizer too.
 
     Raises:
-        LlamariumError: If there is nothing of that name, or something in it is refused; see `open_checkpoint`.
+        LlamariumError: If the model does not exist or is not valid; see `open_checkpoint`.
     """
     path = resolve(name)
     if is_learner_folder(path):
@@ -81,7 +85,7 @@ def open_model(name: str | Path, *, with_tokenizer: bool = True) -> OpenedModel:
 
 
 def read_tokenizer(opened: OpenedModel) -> OpenedModel:
-    """Return a model that was opened without its tokenizer, with it; errors as `open_model`."""
+    """Add the tokenizer to a model that was opened without it; raises as `open_model`."""
     name, path, checkpoint = opened.name, opened.path, opened.checkpoint
     if isinstance(checkpoint, LearnerCheckpoint):
         name, path, checkpoint = checkpoint.model, resolve(checkpoint.model), checkpoint.base
@@ -90,7 +94,7 @@ def read_tokenizer(opened: OpenedModel) -> OpenedModel:
 
 
 def _open_learner(name: str, path: Path) -> OpenedModel:
-    """Open a folder of `llamarium build` with the model whose weights and tokenizer it uses."""
+    """Open a `llamarium build` folder together with the model whose weights and tokenizer it uses."""
     model = model_of_course(path)
     if is_learner_folder(resolve(model)):
         raise CheckpointError(f"{escape(path)}: its course names {escape(model)}, which has no weights of its own")
@@ -99,7 +103,7 @@ def _open_learner(name: str, path: Path) -> OpenedModel:
 
 
 def _find_tokenizer(name: str | Path, path: Path, checkpoint: Checkpoint) -> tuple[Tokenizer | None, str]:
-    """Return the tokenizer, or why there is none: a model without text computes logits all the same."""
+    """Return the tokenizer, or None and the reason: a model without a tokenizer still computes logits."""
     try:
         tokenizer = find_tokenizer(path, checkpoint.metadata if isinstance(checkpoint, GGUFCheckpoint) else None)
     except TokenizerError as error:
@@ -117,21 +121,21 @@ def _find_tokenizer(name: str | Path, path: Path, checkpoint: Checkpoint) -> tup
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a model on disk and check it, without taking memory for its weights.
+    """Open and validate a model on disk, without allocating memory for its weights.
 
-    | what lies there                                   | reader      |
-    |---------------------------------------------------|-------------|
-    | a file that begins with `GGUF`, or one part of it | GGUF        |
-    | a folder with safetensors or `pytorch_model*.bin` | Hugging Face|
-    | the same, where the config says `llamarium`       | packed      |
-    | a folder with `consolidated.*.pth`                | Meta        |
-    | a folder with one `.gguf` file, or its parts      | GGUF        |
+    | path                                                         | reader       |
+    |--------------------------------------------------------------|--------------|
+    | a file that begins with `GGUF`, or one part of a split one   | GGUF         |
+    | a folder with safetensors or `pytorch_model*.bin`            | Hugging Face |
+    | such a folder, written by `llamarium` with packed weights    | packed       |
+    | a folder with `consolidated.*.pth`                           | Meta         |
+    | a folder with one `.gguf` file, or the parts of a split one  | GGUF         |
 
     Raises:
-        ModelNotFoundError: If nothing is there, or a folder holds no weights.
+        ModelNotFoundError: If the path does not exist, or a folder holds no weights.
         ConfigError: For a config that is malformed or not supported.
-        CheckpointError: For anything malformed, incomplete or contradictory.
-        UnsupportedFormatError: For a format, version or architecture that is not read.
+        CheckpointError: For a checkpoint that is malformed, incomplete or contradictory.
+        UnsupportedFormatError: For a format, version or architecture that is not supported.
     """
     try:
         return _open_folder(path) if path.is_dir() else _open_file(path)

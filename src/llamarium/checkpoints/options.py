@@ -1,4 +1,4 @@
-"""What options of loading mean for a checkpoint, and where each weight of a model came from. Never torch."""
+"""Validation of loading options for a checkpoint, and the source of each weight. Torch-free."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,24 +9,27 @@ from llamarium.errors import OptionError, escape
 from llamarium.options.loading import DtypeName, LoadOptions
 
 DTYPE_OF_TYPE: dict[str, DtypeName] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-"""What a model computes in whose Linears are stored so."""
+"""Compute dtype of a model, by the stored type of its Linears."""
 TYPE_OF_DTYPE: dict[DtypeName, str] = {dtype: name for name, dtype in DTYPE_OF_TYPE.items()}
 
 REQUANTIZE = "--requantize (requantize=True)"
-"""What allows a quantized model's weights to be rounded again into a file."""
+"""The option that allows quantized weights to be quantized again, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Where one weight of the model came from.
+    """The source of one weight of a loaded model.
 
     Attributes:
-        key: Its state-dict key, in Hugging Face's names.
-        stored_dtype: Its type there, such as "BF16" or "Q4_1".
-        dtype: Its type in memory, such as "BF16", "Q4_1" or "NF4".
-        permuted: Its rows were in Meta's interleaved order and have been put into the half-split one.
-        tied_to: The key whose storage it shares, or None.
-        num_bytes: What it occupies in memory; 0 when tied.
+        key: State-dict key, in Hugging Face's naming.
+        shape: Logical shape, (out, in).
+        file: File that it was read from.
+        name: Name of the tensor in the file.
+        stored_dtype: Type in the file, such as "BF16" or "Q4_1".
+        dtype: Type in memory, such as "BF16", "Q4_1" or "NF4".
+        permuted: True if its rows were permuted from Meta's interleaved order to half-split order.
+        tied_to: Key of the weight whose storage it shares, or None.
+        num_bytes: Size in memory; 0 if tied.
     """
 
     key: str
@@ -41,7 +44,7 @@ class TensorSource:
 
     @classmethod
     def of(cls, entry: TensorEntry, dtype: str, num_bytes: int) -> "TensorSource":
-        """Note what became of a tensor."""
+        """Return the source of a weight that was loaded from `entry`."""
         return cls(
             entry.key, entry.shape, entry.file, entry.name, entry.dtype, dtype,
             permuted=entry.permuted, tied_to=None, num_bytes=num_bytes,
@@ -49,7 +52,7 @@ class TensorSource:
 
 
 def natural_dtype(checkpoint: Checkpoint) -> DtypeName:
-    """Return the default dtype of a checkpoint: as its Linears are stored, else bfloat16; so if some are packed."""
+    """Return the default compute dtype: the stored dtype of the Linears, or bfloat16 if any weight is quantized."""
     if any(entry.is_packed for entry in checkpoint.entries.values()):
         return "bfloat16"
     entry = checkpoint.entries["model.layers.0.self_attn.q_proj.weight"]
@@ -57,12 +60,15 @@ def natural_dtype(checkpoint: Checkpoint) -> DtypeName:
 
 
 def quantized_types(checkpoint: Checkpoint) -> list[str]:
-    """Return the names of the types of a checkpoint's weights that are quantized."""
+    """Return the quantized types of a checkpoint's weights, sorted."""
     return sorted({entry.dtype for entry in checkpoint.entries.values()} - FLOATS.keys())
 
 
 def check_requantizing(checkpoint: Checkpoint, consent: str | None) -> None:
-    """Refuse to round what is quantized; `consent` is the option that would allow it, None if it was given."""
+    """Raise OptionError if quantized weights would be quantized again.
+
+    `consent` is the option that would allow it, for the message; None means that it was given.
+    """
     types = quantized_types(checkpoint)
     if types and consent is not None:
         raise OptionError(
@@ -72,7 +78,7 @@ def check_requantizing(checkpoint: Checkpoint, consent: str | None) -> None:
 
 
 def check_options(checkpoint: Checkpoint, options: LoadOptions) -> None:
-    """Check that options fit a checkpoint and each other."""
+    """Check that loading options fit the checkpoint and each other; OptionError if not."""
     if options.quantize is not None:
         consent = None if options.dequantize == "load" else "--dequantize load (dequantize='load')"
         check_requantizing(checkpoint, consent)

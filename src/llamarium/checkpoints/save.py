@@ -1,4 +1,4 @@
-"""From modules to a Hugging Face folder: tensors become arrays here, and `huggingface/writer.py` writes them."""
+"""Saving PyTorch modules as a Hugging Face folder; `huggingface/writer.py` writes the files."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ SAFETENSORS_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-"""What is written, by its name in the file."""
+"""The torch dtypes that can be saved, by their safetensors names."""
 
 _NAME_OF_DTYPE = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 _SAVED_DTYPES = tuple(FLOAT_DTYPES.values())
@@ -30,16 +30,17 @@ _SAVED_DTYPES = tuple(FLOAT_DTYPES.values())
 def tensor_weight(
     key: str, tensor: Tensor, read: Callable[[], Tensor] | None = None, dtype: torch.dtype | None = None
 ) -> OutputTensor:
-    """Return a weight of a tensor's shape, to be written.
+    """Return a tensor as a weight to write.
 
-    `read` returns the values, on any device, in `dtype`; None are the tensor's own.
+    `read` returns other values of the same shape, on any device, in `dtype`; without it the tensor's values are
+    written.
     """
     name = _NAME_OF_DTYPE[dtype or tensor.dtype]
     return OutputTensor(key, tuple(tensor.shape), name, lambda: array_of(tensor if read is None else read()))
 
 
 def array_of(tensor: Tensor) -> NDArray[Any]:
-    """Return a tensor as an array, of bfloat16 the bits as uint16; it shares memory with a tensor on the CPU."""
+    """Return a tensor as an array, sharing memory if it is on the CPU; bfloat16 is returned as its bits in uint16."""
     values = tensor.detach().cpu().contiguous()
     return (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
 
@@ -55,12 +56,12 @@ def save_model(
 ) -> None:
     """Write a model as a Hugging Face folder, synced to disk.
 
-    Its Linears may be plain, joined, of half precision or (with a `dtype`, to which they are cast) quantized; without
-    one each weight is written as the model holds it. Other arguments and errors are those of `save_weights`.
+    Its Linears may be plain, joined, in half precision or quantized. Weights are cast to `dtype`; without one each
+    weight keeps its dtype, which is not possible for quantized ones. For other arguments and errors see `save_weights`.
 
     Raises:
-        OptionError: For a quantized model without `dtype`, or a dtype that is no floating point of 16 or 32 bits.
-        CheckpointError: If the model is no plain Llama of its config; adapters are to be merged first.
+        OptionError: For a quantized model without `dtype`, or a dtype other than float32, float16 and bfloat16.
+        CheckpointError: If the modules are not those of a Llama with its config; merge adapters first.
     """
     weights = model_weights(model, dtype)
     save_weights(
@@ -74,7 +75,7 @@ def save_model(
 
 
 def model_weights(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> list[OutputTensor]:
-    """Return a model's weights under Hugging Face's keys, without a tied head."""
+    """Return a model's weights for writing, by Hugging Face's keys, without a tied head; raises as `save_model`."""
     if dtype is not None and dtype not in _SAVED_DTYPES:
         raise OptionError(f"dtype is {show_value(dtype)}; expected one of {', '.join(map(str, _SAVED_DTYPES))}")
     _check_tree(model)
@@ -83,7 +84,7 @@ def model_weights(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> 
 
 
 def _check_tree(model: LlamaForCausalLM) -> None:
-    """Check that tensors lie where a plain Llama has them, and that a tied head is tied."""
+    """Check that the model has exactly the tensors of a Llama with its config, and that a tied head is tied."""
     keys = *expected_shapes(model.config), HEAD
     expected = {key.removesuffix(".weight") for key in keys if key.endswith(".weight")}
     found = {

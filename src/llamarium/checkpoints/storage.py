@@ -1,13 +1,13 @@
-"""The bytes of tensors in a file: looked at in place, or read into memory of their own.
+"""Access to the bytes of tensors in a file: memory-mapped, or read into newly allocated memory.
 
-A tensor that is used as it lies in the file is a view of a private mapping: nothing is copied, pages come from the
-page cache when they are first touched, and writing to the tensor does not reach the file. A tensor that is changed on
-its way (rows moved, blocks decoded, dtype cast, put into a larger tensor) is read instead, so that the file's pages
-are not counted beside the copy.
+A tensor that is used exactly as stored is a view of a private mapping: nothing is copied, pages come from the page
+cache when they are first accessed, and writing to the tensor does not change the file. A tensor that is converted
+while loading (rows permuted, blocks decoded, dtype cast, copied into a larger tensor) is read instead, so that the
+mapped pages do not take memory in addition to the copy.
 
-A mapping has one danger: if the file is cut short, touching what is gone kills the process (SIGBUS). So a `TensorFile`
-keeps the file's state at opening, and `check_unchanged` compares it before each request. What happens within a request
-cannot be caught; `docs/guides/files-in-use.md` says how to replace a model that is in use.
+A mapping has one risk: if the file is truncated, accessing the missing pages kills the process (SIGBUS). Therefore a
+`TensorFile` records the file's state when it is opened, and `check_unchanged` compares it before each request. A change
+during a request cannot be caught; `docs/guides/files-in-use.md` explains how to replace a model that is in use.
 """
 
 import math
@@ -26,12 +26,13 @@ from llamarium.io import regular_size
 Bytes = NDArray[np.uint8]
 
 FLOATS: dict[str, DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-"""What a weight is stored in without being quantized, by the name that safetensors and GGUF share, and how numpy sees
-it: it has no bfloat16, whose bits are kept as uint16."""
+"""numpy dtypes of floating-point weights, by their name in safetensors and GGUF files.
+
+numpy has no bfloat16; its bits are kept as uint16."""
 
 
 class TensorFile:
-    """One file full of tensors. Offsets and lengths are the caller's to check, against `size`, in bytes."""
+    """A file of tensors. Callers must check offsets and lengths against `size`, all in bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +42,7 @@ class TensorFile:
         self._mapped: Bytes = np.empty(0, dtype=np.uint8)
 
     def view(self, offset: int, num_bytes: int) -> Bytes:
-        """Return (num_bytes,) uint8 of the private mapping."""
+        """Return a view of the private mapping, uint8 (num_bytes,)."""
         if self._mapping is None:
             with self.path.open("rb") as file:
                 self._mapping = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
@@ -49,7 +50,7 @@ class TensorFile:
         return self._mapped[offset : offset + num_bytes]
 
     def load(self, offset: int, num_bytes: int) -> Bytes:
-        """Return (num_bytes,) uint8 in fresh memory."""
+        """Read bytes into newly allocated memory, uint8 (num_bytes,); CheckpointError if the file ends early."""
         out = np.empty(num_bytes, dtype=np.uint8)
         left = out.data
         with self.path.open("rb", buffering=0) as file:
@@ -62,7 +63,7 @@ class TensorFile:
         return out
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike, *, copy: bool = False) -> NDArray[Any]:
-        """Return an array of `shape` and `dtype`: in place, or in fresh memory if `copy` or badly aligned."""
+        """Return an array: a view of the mapping, or a copy if `copy` is set or the offset is not aligned."""
         dtype = np.dtype(dtype)
         num_bytes = math.prod(shape) * dtype.itemsize
         in_place = not copy and offset % dtype.itemsize == 0
@@ -70,22 +71,28 @@ class TensorFile:
         return raw.view(dtype).reshape(shape)
 
     def rows(self, offset: int, num_bytes: int, shape: tuple[int, ...], type_name: str, *, copy: bool = False) -> Bytes:
-        """Return a weight's bytes, (rows, bytes of a row); a vector is one row. Floats badly aligned are copied."""
+        """Return a weight's bytes, (rows, bytes per row); a vector is one row. Unaligned floats are copied."""
         num_rows = shape[0] if len(shape) == 2 else 1
         copy = copy or offset % np.dtype(FLOATS.get(type_name, np.uint8)).itemsize != 0
         return self.array(offset, (num_rows, num_bytes // num_rows), np.uint8, copy=copy)
 
     def check_unchanged(self) -> None:
-        """Check that what is mapped is still what was opened, as far as size, time, inode tell; else CheckpointError.
+        """Check by size, modification time and inode that a mapped file was not modified; CheckpointError if it was.
 
-        A file that was removed, or replaced by another one under its name, is still there in the mapping.
+        A file that was deleted, or replaced by renaming another one over it, is still intact in the mapping.
         """
         if self._mapping is not None:
             self.state.check(self.path, self._mapping.size())
 
 
 class FileState(NamedTuple):
-    """What identifies a file and its content."""
+    """The identity, size and modification time of a file.
+
+    Attributes:
+        inode: Device and inode number.
+        size: Size in bytes.
+        changed_ns: Modification time, in nanoseconds.
+    """
 
     inode: tuple[int, int]
     size: int
@@ -93,15 +100,18 @@ class FileState(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> "FileState | None":
-        """Look at a file; None if it is gone."""
+        """Return the current state of a file; None if it does not exist."""
         try:
-            status = os.stat(path)  # noqa: PTH116 - before each request
+            status = os.stat(path)  # noqa: PTH116 - faster than Path.stat, and called before each request
         except OSError:
             return None
         return cls((status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
 
     def check(self, path: Path, size: int | None = None) -> None:
-        """Check that a file was not written to since: that it has the `size` of the mapped one."""
+        """Check that a file was not modified since; CheckpointError if it was.
+
+        `size` is the current size of the mapped file, which reveals truncation even if the path has been replaced.
+        """
         now = FileState.of(path)
         written = now is not None and now.inode == self.inode and now != self
         if written or (size is not None and size < self.size):
@@ -112,7 +122,7 @@ class FileState(NamedTuple):
 
 
 def open_state(path: Path) -> FileState:
-    """Return the state of a regular file that is about to be read."""
+    """Return the state of a regular file, before it is read."""
     regular_size(path)
     state = FileState.of(path)
     if state is None:
@@ -121,13 +131,13 @@ def open_state(path: Path) -> FileState:
 
 
 def unpermute(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
-    """Move q's or k's rows from the interleaved order of RoPE pairs to the half-split order.
+    """Permute the rows of q or k from interleaved to half-split RoPE order.
 
     Within a head, Meta and GGUF keep the two features of pair i in rows 2i and 2i + 1; here they are in rows i and
-    i + H/2. Rows move whole, so packed rows can be moved just as well.
+    i + H/2. Only whole rows move, so rows of quantized blocks can be permuted too.
 
     Args:
-        rows: (heads * H, anything), any dtype.
+        rows: (heads * H, any width), any dtype.
         num_heads: N for q, K for k.
 
     Source: transformers' `convert_llama_weights_to_hf.py`, `permute`.
@@ -138,7 +148,7 @@ def unpermute(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
 
 
 def equal_by_pieces(left: Bytes, right: Bytes) -> bool:
-    """Compare the bytes of two tensors, stopping at the first piece that differs."""
+    """Return whether two tensors have the same bytes; stops at the first piece that differs."""
     if left.size != right.size:
         return False
     starts: Iterable[int] = range(0, left.size, _PIECE_BYTES)

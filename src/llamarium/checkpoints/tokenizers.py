@@ -1,4 +1,4 @@
-"""Finding a model's tokenizer without torch: what `llamarium tokenize` and `load_tokenizer` use."""
+"""Finding and loading a model's tokenizer, for `llamarium tokenize` and `load_tokenizer`. Torch-free."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,11 +42,14 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
 
 @collector_paused()
 def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tokenizer | None:
-    """Return the tokenizer in a folder or file, or None if it holds none; `metadata`: a GGUF file's, if read."""
+    """Return the tokenizer of a folder or file; None if it has none.
+
+    `metadata` is a GGUF file's metadata, if it has been read already.
+    """
     if (gguf := _gguf_of(path)) is not None:
         path = gguf
         metadata = read_gguf_metadata(path) if metadata is None else metadata
-        if metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):  # as llama.cpp writes weights alone
+        if metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):  # llama.cpp: a file without vocabulary
             return None
         from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 
@@ -59,16 +62,16 @@ def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tok
 
 
 def fit_tokenizer(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> None:
-    """Give a model's tokenizer the ids that the model has besides."""
+    """Check a tokenizer against its model, and let it accept the model's unused ids beyond its vocabulary."""
     check_tokenizer(tokenizer, config, path)
     tokenizer.allow_unused_ids(config.vocab_size)
 
 
 def check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig, path: Path | str = "") -> None:
-    """Check that a tokenizer's ids fit a model.
+    """Check that a tokenizer's ids are within the model's vocabulary; CheckpointError if not.
 
-    Control tokens may lie beyond the model's rows (a padding token that was added for training, say): no text becomes
-    one. The exception is the one that is put before every text.
+    Control tokens may be beyond it (such as a padding token added for training), because no text is encoded to one.
+    The exception is a BOS token that is added to every text.
     """
     if tokenizer is None or tokenizer.vocab_size <= config.vocab_size:
         return
@@ -82,7 +85,10 @@ def check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig, path: Path
 
 
 def _gguf_of(path: Path) -> Path | None:
-    """Return the GGUF file that `path` is or, for a folder of nothing else, holds; by content, as weights are read."""
+    """Return `path` if it is a GGUF file (by content), or the only GGUF file of a folder; else None.
+
+    None for a folder that also has a config or other tokenizer files.
+    """
     if path.is_dir():
         inside = gguf_models(file.name for file in path.iterdir())
         alone = len(inside) == 1 and not any((path / name).exists() for name in (*VOCABULARIES, CONFIG))

@@ -1,7 +1,7 @@
-"""From stored bytes to numbers, without torch: the one place where what a checkpoint holds becomes values.
+"""Dequantization of stored weights, for all types. Torch-free.
 
-A reader gives bytes and the name of their type (`StoredTensor`), nothing else. `values` decodes some rows of any type,
-so that a large matrix never has to exist in float32 as a whole. A type that is not one of GGUF's is registered in
+A reader returns bytes and the name of their type (`StoredTensor`). `values` decodes a range of rows of any type, so
+that a large matrix is never in memory in float32 as a whole. Types other than GGUF's are registered in
 `quant/stored_types.py`.
 """
 
@@ -25,20 +25,20 @@ _PIECE_WEIGHTS = 2**20
 
 
 def values(stored: StoredTensor, rows: slice = slice(None), out: Floats | None = None) -> Floats:
-    """Return the values of some consecutive rows of a stored weight: float32 (rows, columns).
+    """Decode a range of rows of a stored weight to float32, (rows, columns).
 
-    A vector is one row. Values do not depend on which rows are asked for together.
+    A vector is one row. The values of a row do not depend on the range.
 
     Args:
         stored: The weight.
         rows: A slice without a step.
-        out: Contiguous, of the result's shape; overwritten and returned. GGUF's types are decoded into it directly.
+        out: Contiguous array of the result's shape; overwritten and returned. GGUF types are decoded into it directly.
     """
     num_rows, columns = stored.shape if len(stored.shape) == 2 else (1, *stored.shape)
     start, stop, _ = rows.indices(num_rows)
     numbers = np.arange(start, stop)
     if stored.type_name in STORED_TYPES:
-        with np.errstate(all="ignore"):  # infinite and NaN scales are reported where files are checked
+        with np.errstate(all="ignore"):  # infinite and NaN scales are reported by the loader
             decoded = STORED_TYPES[stored.type_name].decode(np, parts_of(stored), stored.shape, start, stop)
     elif not stored.is_packed:
         return dequantize(stored.type_name, (stop - start, columns), stored.data[start:stop], out)
@@ -54,12 +54,12 @@ def values(stored: StoredTensor, rows: slice = slice(None), out: Floats | None =
 
 
 def parts_of(stored: StoredTensor) -> Parts:
-    """Return what a type in `STORED_TYPES` is decoded from."""
+    """Return the arrays that a type in `STORED_TYPES` is decoded from, by name."""
     return {"data": stored.data, **stored.state}
 
 
 def pieces(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Yield rows of a weight piece by piece: whole panels of tiles, of about a million weights."""
+    """Yield ranges of rows that cover a weight: whole panels of tiles, each of about a million weights."""
     num_rows, columns = shape if len(shape) == 2 else (1, *shape)
     step = max(1, _PIECE_WEIGHTS // (columns * TILE_ROWS)) * TILE_ROWS
     for start in range(0, num_rows, step):
@@ -67,12 +67,12 @@ def pieces(shape: tuple[int, ...]) -> Iterator[slice]:
 
 
 def as_floats(stored: StoredTensor) -> NDArray[Any]:
-    """Return a weight of a type in `FLOATS` as it is, of its shape, over the same memory."""
+    """Return a floating-point weight as an array of its shape, over the same memory."""
     return stored.data.view(FLOATS[stored.type_name]).reshape(stored.shape)
 
 
 def read_array(checkpoint: Checkpoint, key: str) -> NDArray[Any]:
-    """Return a weight's values, (out, in): floats as they are stored, bfloat16 as uint16, others as float32."""
+    """Return a weight's values, (out, in): floats in their stored dtype, bfloat16 as uint16 bits, others as float32."""
     entry = checkpoint.entries[key]
     stored = checkpoint.stored(key, copy=not (entry.dtype in FLOATS or entry.is_packed))
     if stored.type_name in FLOATS:

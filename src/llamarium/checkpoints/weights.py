@@ -1,12 +1,12 @@
-"""The loader: from a checkpoint to weights in memory, without torch.
+"""The loader: reads a checkpoint's weights into memory. Torch-free.
 
-What `checkpoints/forms.py` decides for a weight is done here. A weight that is used as it is stored stays a view of its
-file: packed folders, and floats in the model's dtype. Blocks that the C kernels multiply are packed into tiles without
-loss. Everything else is decoded, cast or quantized piece by piece, several pieces at a time, so that at no time more
-than one weight exists twice.
+The loader gives each weight the form that `checkpoints/forms.py` has chosen. A weight that is used as stored remains a
+view of its file: packed folders, and floats in the model's dtype. Blocks that the C kernels multiply are packed into
+tiles without loss. All other weights are decoded, cast or quantized in pieces, several pieces in parallel, so that at
+most one weight is in memory twice at a time.
 
-The C kernels take these weights as they are (`runtime/native`). Modules are built over the same memory
-(`checkpoints/modules.py`), or take them weight by weight (`checkpoints/load.py`).
+The C kernels use these weights directly (`runtime/native`). Modules are built over the same memory
+(`checkpoints/modules.py`), or receive the weights one at a time (`checkpoints/load.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,16 +36,18 @@ from llamarium.runtime.native.weights import Weight
 from llamarium.runtime.runner import Runner
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes read, bytes in all)."""
+"""Called with (bytes read, total bytes)."""
 
 
 def native_weights(
     checkpoint: Checkpoint, options: LoadOptions, progress: Progress | None = None
 ) -> Mapping[str, Weight] | None:
-    """Return a model's weights in the form in which the C kernels multiply them, by key; a tied head is not among them.
+    """Load a model's weights for the C kernels, by key, without a tied head.
 
-    None, and nothing is read, where the kernels cannot run the model as the options ask. A UserWarning tells of weights
-    that are NaN or infinite.
+    A UserWarning reports weights that are NaN or infinite.
+
+    Returns:
+        The weights; None, before anything is read, if the kernels cannot run the model with these options.
     """
     plan = loading_plan(checkpoint, options)
     if not plan.runs_in_c:
@@ -64,10 +66,10 @@ def read_weights(
     progress: Progress | None = None,
     packing: FilePacking | None = None,
 ) -> Iterator[Weight]:
-    """Yield a checkpoint's weights as planned, in the order of its entries; a tied head is not among them.
+    """Yield a checkpoint's weights in the planned forms, in the order of its entries, without a tied head.
 
-    After the last one, those of `packing` have their tiles, and a UserWarning tells of each weight that is NaN or
-    infinite somewhere; with `options.strict` it is a CheckpointError.
+    The weights of `packing` are packed in the background, and are complete only after the last one was yielded. Then a
+    UserWarning reports each weight that contains NaN or infinity; with `options.strict` it is a CheckpointError.
     """
     done, total = 0, sum(entry.num_bytes for entry in checkpoint.entries.values())
     tell = progress or _tell_nobody
@@ -80,11 +82,11 @@ def read_weights(
                 yield packed[key]
                 continue
             weight = reader.weight(entry, plan.forms[key])
-            counts[key] = pool.submit(_count_nonfinite, weight)  # takes longer than opening the file
+            counts[key] = pool.submit(_count_nonfinite, weight)  # in the background: it can take longer than reading
             done += entry.num_bytes
             tell(done, total)
             yield weight
-            del weight  # which may have moved to another device
+            del weight  # frees its memory if the consumer moved it to another device
         if packing is not None:
             packing.wait(lambda num_bytes: tell(done + num_bytes, total))
             reader.num_bad |= {key: packing.num_nonfinite(key) for key in packed}
@@ -94,14 +96,14 @@ def read_weights(
 
 
 def sources_of(checkpoint: Checkpoint, weights: Mapping[str, Weight]) -> tuple[TensorSource, ...]:
-    """Return where each weight came from, a tied head's last."""
+    """Return the source of each weight, with a tied head's last."""
     entries = checkpoint.entries.values()
     sources = [TensorSource.of(e, weights[e.key].type_name, weights[e.key].num_bytes) for e in entries]
     return with_tied_head(checkpoint.config, sources)
 
 
 def with_tied_head(config: ModelConfig, sources: list[TensorSource]) -> tuple[TensorSource, ...]:
-    """Return sources, and that of a tied head as the last."""
+    """Return sources, followed by that of the head if it is tied."""
     if not config.tie_word_embeddings:
         return tuple(sources)
     source = next(source for source in sources if source.key == EMBEDDING)
@@ -109,9 +111,12 @@ def with_tied_head(config: ModelConfig, sources: list[TensorSource]) -> tuple[Te
 
 
 def replaced_in_c(runner: Runner, config: ModelConfig, weights: Mapping[str, Weight]) -> Runner:
-    """Return a runner like one in C, of another shape, and with these weights in the place of some or all of its own.
+    """Return a copy of a native runner with another config, and with `weights` replacing its own by key.
 
-    A head that `config` unties, and that is not among them, is the table that it was tied to.
+    If `config` unties the head and `weights` does not include it, the head is the embedding table.
+
+    Raises:
+        OptionError: If the runner is not a native one.
     """
     if not isinstance(runner, NativeRunner):
         raise OptionError(f"{runner.name} cannot run other weights or another shape; load the model for the C kernels")
@@ -120,7 +125,7 @@ def replaced_in_c(runner: Runner, config: ModelConfig, weights: Mapping[str, Wei
 
 
 def float_weights(values: Mapping[str, NDArray[np.float32]], type_name: str = "F32") -> dict[str, Weight]:
-    """Return weights that are held as "F32", "F16" or "BF16", by key."""
+    """Return float32 arrays as weights of type "F32", "F16" or "BF16", by key."""
     held = {
         key: to_bfloat16(array) if type_name == "BF16" else array.astype(FLOATS[type_name], copy=False)
         for key, array in values.items()
@@ -129,18 +134,22 @@ def float_weights(values: Mapping[str, NDArray[np.float32]], type_name: str = "F
 
 
 def _tell_nobody(_done: int, _total: int) -> None:
-    """Is the progress that nobody asked for."""
+    """Ignore progress."""
 
 
 class _Reader:
-    """Reads one weight at a time; `num_bad` counts what was NaN or infinite in weights before they were quantized."""
+    """A reader of one weight at a time.
+
+    Attributes:
+        num_bad: Number of NaN or infinite values that weights had before they were quantized, by key.
+    """
 
     def __init__(self, checkpoint: Checkpoint, pool: Executor) -> None:
         self.checkpoint, self._pool = checkpoint, pool
         self.num_bad = dict[str, int]()
 
     def weight(self, entry: TensorEntry, form: Form) -> Weight:
-        """Return a weight in the form in which it is held."""
+        """Read a weight and convert it to its form."""
         as_stored = form.type_name == entry.dtype and (form.layout != "tiles" or entry.is_packed)
         stored = self.checkpoint.stored(entry.key, copy=not as_stored)
         data, state = stored.data, stored.state
@@ -149,7 +158,7 @@ class _Reader:
         elif form.layout == "rows":
             data, state = self._cast(stored, form.type_name), {}
         elif form.type_name == "NF4":
-            from llamarium.quant.nf4 import nf4_parts  # torch, which modules of NF4 need in any case
+            from llamarium.quant.nf4 import nf4_parts  # imports torch, which NF4 modules need anyway
 
             numbers = _as_numbers(stored, slice(None))
             self.num_bad[entry.key] = count_nonfinite(numbers)
@@ -161,12 +170,12 @@ class _Reader:
         return Weight(entry.key, form.type_name, entry.shape, data, state)
 
     def _cast(self, stored: StoredTensor, type_name: str) -> NDArray[Any]:
-        """Return a weight's values in a type of `FLOATS`; what becomes infinite is reported like any other."""
+        """Cast a weight to a type in `FLOATS`; values that overflow to infinity are reported like stored ones."""
         out = np.empty(stored.shape, FLOATS[type_name])
         by_row = np.atleast_2d(out)
 
         def fill(rows: slice) -> None:
-            if type_name == "F32":  # the largest: without a copy
+            if type_name == "F32":  # decoded in place: float32 would be the largest copy
                 values(stored, rows, by_row[rows])
                 return
             piece = values(stored, rows)
@@ -177,7 +186,7 @@ class _Reader:
         return out
 
     def _encoded(self, key: str, stored: StoredTensor, type_name: str) -> NDArray[np.uint8]:
-        """Quantize a weight to GGUF's blocks, uint8 (rows, bytes of a row)."""
+        """Quantize a weight to GGUF blocks, uint8 (rows, bytes per row)."""
         num_rows, columns = stored.shape
         out = np.empty((num_rows, FORMATS[type_name].row_bytes(columns)), np.uint8)
 
@@ -188,7 +197,7 @@ class _Reader:
         return out
 
     def _tiles(self, key: str, stored: StoredTensor, form: Form) -> NDArray[np.uint8]:
-        """Return a weight in tiles: packed without loss from what is stored, or quantized."""
+        """Return a weight in tiles: repacked from its stored blocks without loss, or quantized."""
         num_rows, columns = stored.shape
         type_name, format = form.type_name, PACKED_FORMATS[form.type_name]
         if stored.type_name == type_name:
@@ -208,7 +217,7 @@ class _Reader:
 
     def _encode(self, key: str, stored: StoredTensor, rows: slice, type_name: str) -> NDArray[np.uint8]:
         numbers = _as_numbers(stored, rows)
-        if num_bad := count_nonfinite(numbers):  # which blocks need not show
+        if num_bad := count_nonfinite(numbers):  # counted here: the blocks may not show them
             self.num_bad[key] = self.num_bad.get(key, 0) + num_bad
         from llamarium.quant.ggml.encode import encode
 
@@ -220,7 +229,7 @@ class _Reader:
 
 
 def _as_numbers(stored: StoredTensor, rows: slice) -> NDArray[Any]:
-    """Return rows of a weight as `encode` takes them: floats as they are stored, other types as float32."""
+    """Return rows of a weight as input for `encode`: floats in their stored dtype, other types as float32."""
     return as_floats(stored)[rows] if stored.type_name in FLOATS else values(stored, rows)
 
 
@@ -234,7 +243,7 @@ def _count_nonfinite(weight: Weight) -> int:
 
 
 def _report_nonfinite(entry: TensorEntry, num_bad: int, *, strict: bool) -> None:
-    """Warn of, or with `strict` refuse, weights that are NaN or infinite."""
+    """Issue a UserWarning about NaN or infinite weights; with `strict` raise CheckpointError."""
     found = f"{escape(entry.file)}: {escape(entry.name, 80)} has {num_bad} weights that are NaN or infinite"
     if strict:
         raise CheckpointError(f"{found}; expected none, since loading is strict")
