@@ -1,6 +1,6 @@
-"""Stored types: one table of them all (`formats`), and the Linears that are made of them.
+"""Quantized types: a table of all of them (`formats`), and the Linear modules that use them.
 
-A `QuantizedLinear` (`base`) is one of `nf4`, `ggml` (GGUF's blocks as a file has them) and `packed` (tiles for the C
-kernels, which `packing` makes). Types that are made of several tensors are registered in `stored_types`. `codes`
-defines what is rounded and what tiles hold. How good scales are found stands in `llamarium.calibration`.
+The subclasses of `QuantizedLinear` (`base`) are in `nf4`, `ggml` (GGUF blocks, as stored in a file), `packed` (tiles
+for the C kernels, made by `packing`) and `stored_linear`. Types that consist of several tensors are registered in
+`stored_types`. `codes` is the reference for quantization and the layout of tiles. `llamarium.calibration` fits scales.
 """

@@ -1,13 +1,12 @@
-"""What every quantized Linear has in common.
+"""Base classes of quantized Linears and embeddings.
 
-A quantized Linear keeps its weights as small codes and scales, in buffers, and turns them back into numbers when it is
-used. Here stands everything but the codes: the product, its gradient, and moving between devices. A format adds
-`dequantize_rows`.
+A quantized Linear stores its weight as codes and scales, in buffers, and dequantizes it at each use. This module
+implements the matrix product, its gradient, and moving between devices. A format adds `dequantize_rows`.
 
-The forward pass never holds the whole dequantized weight: it takes a few rows (output features) at a time, so that
-the head of a large vocabulary costs no more memory than a small layer, and a piece is still in the cache when the
-product reads it. The backward pass dequantizes again instead of keeping what the forward pass saw; frozen 4-bit
-weights with trained adapters beside them (QLoRA) would otherwise hold the whole model in float.
+The forward pass dequantizes a few rows (output features) at a time, so that the head of a large vocabulary needs no
+more memory than a small layer, and the rows are still in the processor's cache when the product reads them. The
+backward pass dequantizes again instead of saving the rows of the forward pass; with frozen 4-bit weights and trained
+adapters (QLoRA) autograd would otherwise keep the whole model in float.
 
 Source: the recomputation is that of bitsandbytes' `MatMul4Bit`.
 """
@@ -29,8 +28,8 @@ _CHUNK_WEIGHTS = 2**20
 class QuantizedModule(nn.Module):
     """A module whose buffers are codes and scales.
 
-    `.to(dtype)` and `.half()` leave the scales alone: in another precision they would be other weights. Moving to a
-    device keeps tensors shared that were shared, such as those of a tied head.
+    `.to(dtype)` and `.half()` do not change the scales, because another precision would change the weights. Moving to a
+    device preserves sharing between tensors, such as those of a tied head.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
@@ -38,20 +37,20 @@ class QuantizedModule(nn.Module):
             moved = fn(buffer)
             if moved.dtype != buffer.dtype:
                 moved = buffer.to(moved.device)
-            if buffer.is_meta or moved.is_meta:  # has no storage that could be shared
+            if buffer.is_meta or moved.is_meta:  # no storage to share
                 setattr(self, name, moved)
             else:
-                buffer.data = moved  # in place, as torch does with parameters: tensors that share it move along
+                buffer.data = moved  # in place, as torch does for parameters, so that sharing tensors move too
         return self
 
 
 class QuantizedEmbedding(QuantizedModule, ABC):
-    """A table of which only the rows that are looked up are unpacked.
+    """A quantized embedding table that dequantizes only the rows that are looked up.
 
     Attributes:
-        weight: The codes, in the layout of the format; a tied model's head has the same tensor.
-        type_name: Of the codes.
-        dtype: Of the vectors that come out.
+        weight: Codes, in the layout of the format; shared with the head of a tied model.
+        type_name: Quantized type of the codes.
+        dtype: Dtype of the returned vectors.
     """
 
     weight: Tensor
@@ -63,25 +62,25 @@ class QuantizedEmbedding(QuantizedModule, ABC):
         self.register_buffer("weight", weight)
 
     def extra_repr(self) -> str:
-        """Return what `nn.Embedding` shows, and the format."""
+        """Return the sizes, as `nn.Embedding`, and the type."""
         return f"{self.num_embeddings}, {self.embedding_dim}, type={self.type_name}"
 
     @abstractmethod
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the whole table: (num_embeddings, embedding_dim)."""
+        """Dequantize the whole table, (num_embeddings, embedding_dim)."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        # The vectors follow `.to(dtype)` as those of an nn.Embedding do, although the packed bytes do not change.
+        # `.to(dtype)` changes the dtype of the returned vectors, as for nn.Embedding, but not the codes.
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         return super()._apply(fn, recurse)
 
 
 class QuantizedLinear(QuantizedModule, ABC):
-    """`y = x W^T + b` with W kept in small codes.
+    """A Linear, `y = x W^T + b`, with quantized W.
 
     Attributes:
-        bias: b, (out_features,), in floating point; None without.
-        weight: The codes, in the layout of the format.
+        bias: b, (out_features,), in floating point; None if there is none.
+        weight: Codes of W, in the layout of the format.
     """
 
     weight: Tensor
@@ -95,36 +94,36 @@ class QuantizedLinear(QuantizedModule, ABC):
 
     @abstractmethod
     def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return rows `start` to `stop` of W: (stop - start, in_features)."""
+        """Dequantize rows `start` to `stop` of W, (stop - start, in_features)."""
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return W: (out_features, in_features)."""
+        """Dequantize W, (out_features, in_features)."""
         out = torch.empty(self.out_features, self.in_features, dtype=dtype, device=self.weight.device)
         for start, stop in self.chunks():
             out[start:stop] = self.dequantize_rows(start, stop, dtype)
         return out
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply: (..., in_features) to (..., out_features), in x's dtype.
+        """Return x W^T + b: (..., in_features) to (..., out_features), in x's dtype.
 
-        Equal to `F.linear(x, self.dequantize(x.dtype), self.bias)`, row chunk by row chunk.
+        Equal to `F.linear(x, self.dequantize(x.dtype), self.bias)`, computed in chunks of rows.
         """
         y: Tensor = _Product.apply(x, self)  # pyright: ignore[reportAssignmentType]
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of rows that are dequantized at a time."""
+        """Yield the ranges (start, stop) of rows that are dequantized together."""
         step = max(1, _CHUNK_WEIGHTS // self.in_features)
         for start in range(0, self.out_features, step):
             yield start, min(start + step, self.out_features)
 
     def extra_repr(self) -> str:
-        """Return what `nn.Linear` shows."""
+        """Return the same text as `nn.Linear`."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 class _Product(torch.autograd.Function):
-    """The product with a frozen weight: a gradient for x, none for the codes."""
+    """The product with a frozen quantized weight: a gradient for x, none for the codes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, module: QuantizedLinear) -> Tensor:
@@ -139,7 +138,7 @@ class _Product(torch.autograd.Function):
         total: Tensor | None = None
         dtype = dtype_of_products(grad)
         for start, stop in ctx.module.chunks():
-            weight = ctx.module.dequantize_rows(start, stop, grad.dtype)  # of the forward pass
+            weight = ctx.module.dequantize_rows(start, stop, grad.dtype)  # the same values as in the forward pass
             part = (grad[..., start:stop].to(dtype) @ weight.to(dtype)).float()
             total = part if total is None else total.add_(part)
         assert total is not None

@@ -1,8 +1,8 @@
-"""Weights and inputs as codes and scales: the definition of what is rounded, and of what tiles hold.
+"""Codes and scales of weights and inputs: the reference for quantization and for the layout of tiles.
 
-`unpack_rows` takes rows out of the kernels' tiles, `coded` codes a matrix anew, `round_inputs` rounds what packed
-weights are multiplied with, and `product_reference` multiplies. Where a function takes `xp`, that is the module of its
-arrays, `numpy` or `torch`, as in `ggml/decode.py`; the others are numpy.
+`unpack_rows` reads rows from tiles, `coded` quantizes a matrix, `round_inputs` quantizes the inputs of packed weights,
+and `product_reference` multiplies the two. A parameter `xp` is the module of a function's arrays, `numpy` or `torch`,
+as in `ggml/decode.py`; functions without it use numpy.
 """
 
 import functools
@@ -23,18 +23,20 @@ from llamarium.quant.nf4_state import LEVELS, NESTED_BLOCK_SIZE
 Floats = NDArray[np.float32]
 
 NF4_BLOCK = 64
-"""Weights that share a scale, of the flat matrix."""
+"""Number of consecutive weights of the flattened matrix that share a scale."""
 
 
 class Codes(NamedTuple):
-    """Rows of a matrix: levels[codes] * scales + minimums. R rows, C columns, P parts of a row with a scale each.
+    """Quantized rows of a matrix: levels[codes] * scales + minimums.
+
+    Axes: R rows, C columns, P parts of a row, each with its scale.
 
     Attributes:
-        type_name: The type, by GGUF's name; NF4 by bitsandbytes'.
-        levels: What each code stands for before the scale.
+        type_name: Name of the type, as in GGUF; "NF4" as in bitsandbytes.
+        levels: Value of each code, before scaling.
         codes_RC: int64; the index of each weight's level.
         scales_RP: float32.
-        minimums_RP: float32; None where the type has none.
+        minimums_RP: float32; None if the type has no minimums.
     """
 
     type_name: str
@@ -44,24 +46,24 @@ class Codes(NamedTuple):
     minimums_RP: Floats | None = None
 
     def spread(self, parts_RP: Floats) -> Floats:
-        """Return the number of its part for each weight: (R, P) to (R, C)."""
+        """Repeat the value of each part for all its weights: (R, P) to (R, C)."""
         return parts_RP.repeat(self.codes_RC.shape[1] // parts_RP.shape[1], axis=1)
 
     def rows(self, rows: Sequence[int]) -> "Codes":
-        """Return the rows of these numbers."""
+        """Return the rows with these indices."""
         at, minimums = list(rows), self.minimums_RP
         halves = self.scales_RP[at], None if minimums is None else minimums[at]
         return Codes(self.type_name, self.levels, self.codes_RC[at], *halves)
 
     @property
     def values_RC(self) -> Floats:
-        """The dequantized weights, float32 (R, C)."""
+        """Dequantized weights, float32 (R, C)."""
         values_RC = np.array(self.levels, np.float32)[self.codes_RC] * self.spread(self.scales_RP)
         return values_RC if self.minimums_RP is None else values_RC + self.spread(self.minimums_RP)
 
 
 def levels_of(format: PackedFormat) -> tuple[float, ...]:
-    """Return what a packed type's codes stand for."""
+    """Return the value of each code of a packed type, before scaling."""
     return tuple(format.levels or range(-format.zero, format.num_levels - format.zero))
 
 
@@ -69,22 +71,22 @@ def levels_of(format: PackedFormat) -> tuple[float, ...]:
 
 
 def unpack_rows(tiles: NDArray[np.uint8], rows: NDArray[np.int64], format: PackedFormat) -> Codes:
-    """Take some rows, by their numbers (n,), out of tiles."""
+    """Read rows, by their indices (n,), from tiles (panels, tiles, tile_bytes)."""
     codes, scale, minimum = parts_of_rows(np, tiles, rows, format)
     return Codes(format.name, levels_of(format), codes.astype(np.int64), scale, minimum)
 
 
 def parts_of_rows(xp: Any, tiles: Any, rows: Any, format: PackedFormat) -> tuple[Any, Any, Any]:
-    """Take some rows, by their numbers (n,), out of tiles.
+    """Read the codes, scales and minima of rows, by their indices (n,), from tiles.
 
-    In a file the codes of a row lie together. A processor multiplies 16 rows at once, and memory is read fastest in one
-    straight line; so packed weights are cut into tiles of 16 rows, which follow each other in the order in which they
-    are multiplied: (panels of 16 rows, tiles of 32 or 256 columns, bytes of a tile). `native/tiles.h` is the layout of
-    a tile; its sizes and offsets are in `quant/formats.py` too, and a test holds them to C's.
+    In a file the codes of a row are contiguous. The kernels multiply 16 rows at once, and memory is read fastest
+    sequentially, so packed weights are stored in tiles of 16 rows, in the order in which they are multiplied:
+    (panels of 16 rows, tiles of 32 or 256 columns, bytes per tile). `native/tiles.h` defines the layout of a tile; its
+    sizes and offsets are also in `quant/formats.py`, and a test compares them with C's.
 
     Returns:
-        Codes uint8 (n, in); scales float32 (n, scales of a row); and minima alike, or None. Each scale is for an equal
-        part of the row, and each is exact: one of a K type is the product of its two factors.
+        Codes, uint8 (n, in); scales, float32 (n, scales per row); and minima of the same shape, or None. Each scale
+        applies to an equal part of the row, and is exact: a scale of a K type is the product of its two factors.
     """
 
     def of_rows(part: Any, *more: int) -> Any:
@@ -108,12 +110,12 @@ def parts_of_rows(xp: Any, tiles: Any, rows: Any, format: PackedFormat) -> tuple
 
 
 def _times(xp: Any, halves: Any, integers: Any) -> Any:
-    """Multiply (n, tiles) with (n, tiles, parts): (n, tiles * parts)."""
+    """Multiply (n, tiles) by (n, tiles, parts), giving (n, tiles * parts)."""
     return (halves[..., None] * to_float(xp, integers)).reshape(len(halves), -1)
 
 
 def _split_bits(xp: Any, lines: Any) -> Any:
-    """Return the codes of lines (n, groups, lines, 4): (n, groups, 8, 4)."""
+    """Unpack the codes of lines (n, groups, lines, 4) to (n, groups, 8, 4)."""
     width = lines.shape[2] - 4  # high bits of a code
     if width == 4:
         return lines
@@ -126,7 +128,7 @@ def _split_bits(xp: Any, lines: Any) -> Any:
 
 
 def _split_six_bits(xp: Any, packed: Any) -> tuple[Any, Any]:
-    """Return scales and minima (n, tiles, 8) of the K types' 12 bytes (n, tiles, 12)."""
+    """Unpack scales and minima, each (n, tiles, 8), from the 12 bytes of a K type's block, (n, tiles, 12)."""
     high = packed[..., 8:]
     parts = [
         (packed[..., 4 * which : 4 * which + 4] >> shift & 15) | ((high >> (4 * which + shift // 2) & 3) << 4)
@@ -137,7 +139,7 @@ def _split_six_bits(xp: Any, packed: Any) -> tuple[Any, Any]:
 
 
 def _split_signed_six_bits(xp: Any, packed: Any) -> Any:
-    """Return the scales of IQ4_XS, -32 to 31, (n, tiles, 8), of 6 bytes (n, tiles, 6)."""
+    """Unpack the scales of IQ4_XS, -32 to 31, (n, tiles, 8), from 6 bytes (n, tiles, 6)."""
     low, high = packed[..., :4], packed[..., 4:]
     top = xp.stack([high >> shift & 3 for shift in (0, 2, 4, 6)], -1).reshape(*high.shape[:-1], 8)
     return to_float(xp, xp.concatenate((low & 15, low >> 4), -1) | (top << 4)) - 32
@@ -147,9 +149,9 @@ def _split_signed_six_bits(xp: Any, packed: Any) -> Any:
 
 
 def coded(matrix_OI: Floats, type_name: str) -> Codes:
-    """Quantize a matrix, float32 (O, I), O rows of I weights, to a type in `METHODS`, as loading does it.
+    """Quantize a matrix, float32 (O, I), to a type in `METHODS`, as `load` does.
 
-    OptionError if I is no multiple of the weights of a block.
+    OptionError if I is not a multiple of the block size.
     """
     if type_name == "NF4":
         with np.errstate(all="ignore"):
@@ -159,13 +161,13 @@ def coded(matrix_OI: Floats, type_name: str) -> Codes:
             f"rows of {matrix_OI.shape[1]} weights cannot be {type_name}; expected a multiple of "
             f"{FORMATS[type_name].block_size}"
         )
-    from llamarium.quant.ggml.encode import encode  # only what quantizes needs it
+    from llamarium.quant.ggml.encode import encode  # imported only when something is quantized
 
     return codes_of_blocks(encode(matrix_OI, type_name), type_name)
 
 
 def codes_of_blocks(blocks_OB: NDArray[np.uint8], type_name: str) -> Codes:
-    """Take GGUF's blocks apart: rows of bytes, (O, B), of a type in `PACKED_FORMATS`."""
+    """Unpack GGUF blocks, rows of bytes (O, B), of a type in `PACKED_FORMATS`."""
     format, num_rows = PACKED_FORMATS[type_name], len(blocks_OB)
     blocks = np.ascontiguousarray(blocks_OB).reshape(-1, format.block_bytes)
     codes, scales, minimums = (_super_parts if format.is_super else _small_parts)(blocks, format)
@@ -175,7 +177,7 @@ def codes_of_blocks(blocks_OB: NDArray[np.uint8], type_name: str) -> Codes:
 
 
 def _small_parts(blocks: NDArray[np.uint8], format: PackedFormat) -> tuple[NDArray[Any], Floats, Floats | None]:
-    """Return codes (n, 32), scales (n, 1) and minima (n, 1) of blocks of 32 weights."""
+    """Unpack codes (n, 32), scales (n, 1) and minima (n, 1) of blocks of 32 weights."""
     start = 2 * (1 + format.has_minimum)
     halves = np.ascontiguousarray(blocks[:, :start]).view(np.float16).astype(np.float32)
     if format.num_levels == 256:
@@ -188,7 +190,7 @@ def _small_parts(blocks: NDArray[np.uint8], format: PackedFormat) -> tuple[NDArr
 
 
 def _super_parts(blocks: NDArray[np.uint8], format: PackedFormat) -> tuple[NDArray[Any], Floats, Floats | None]:
-    """Return codes (n, 256), scales and minima (n, sub-blocks) of a K type's blocks."""
+    """Unpack codes (n, 256), scales and minima (n, sub-blocks) of a K type's blocks."""
     parts = super_blocks(np, blocks, format.name)
     with np.errstate(all="ignore"):
         scales = parts.d.astype(np.float32) * parts.scales
@@ -205,30 +207,34 @@ def _nf4(matrix_OI: Floats) -> Codes:
 
 
 def nf4_blocks(xp: Any, flat: Any, block_size: int) -> tuple[Any, Any]:
-    """Quantize (n,) float32 to NF4: codes, uint8 (n,), and the largest magnitude of each block, (blocks,)."""
+    """Quantize float32 (n,) to NF4.
+
+    Returns:
+        Codes, uint8 (n,), and the absmax of each block, (blocks,); the last block may be short.
+    """
     num_whole = len(flat) // block_size * block_size
     blocks, rest = flat[:num_whole].reshape(-1, block_size), flat[num_whole:]
     absmax = xp.amax(abs(blocks), -1)
     scaled = (blocks * (1.0 / xp.clip(absmax, 1e-38, None))[:, None]).reshape(-1)
-    if len(rest):  # the short last block is divided where the others are multiplied: bytes depend on it
+    if len(rest):  # bitsandbytes divides in the short last block and multiplies in the others; the bytes depend on it
         last = xp.clip(xp.amax(abs(rest), -1, keepdims=True), 1e-38, None)
         absmax, scaled = xp.concatenate((absmax, last)), xp.concatenate((scaled, rest / last))
     scaled = xp.clip(scaled, -1, 1)
     codes = xp.zeros_like(scaled, dtype=xp.uint8)
     for midpoint in _MIDPOINTS:
-        codes += scaled > midpoint  # fifteen plain passes take half the time of a search
+        codes += scaled > midpoint  # fifteen comparisons take half the time of a binary search
     return codes, absmax
 
 
 def nf4_scales(xp: Any, absmax: Any) -> tuple[Any, Any, Any, Any]:
-    """Quantize NF4's scales, (n,) float32, in blocks of 256, to the levels of a dynamic map.
+    """Quantize NF4's scales, float32 (n,), in blocks of 256, to the levels of a dynamic map.
 
-    On the CPU, bitsandbytes looks the code up in a table of 65,536 entries: a scaled value is snapped to that grid
-    before the nearest level is found, and a block of zeros (0 / 0) gets the lowest code.
+    On the CPU, bitsandbytes looks up the code in a table of 65,536 entries. Therefore a scaled value is rounded to that
+    grid before the nearest level is found, and a block of zeros (0 / 0) gets the lowest code.
 
     Returns:
-        Codes, uint8 (n,); the largest magnitude of each block, (blocks,); the levels, (256,); and the mean, (), which
-        was subtracted.
+        Codes, uint8 (n,); the absmax of each block, (blocks,); the levels, (256,); and the mean that was subtracted,
+        ().
     """
     offset = absmax.mean()
     missing = xp.zeros_like(absmax[:1]).repeat(-len(absmax) % NESTED_BLOCK_SIZE)
@@ -247,14 +253,15 @@ _MIDPOINTS = [(low + high) / 2 for low, high in pairwise(np.array(LEVELS, np.flo
 
 @functools.cache
 def dynamic_map() -> Floats:
-    """Return the 256 levels for nested scales, ascending: (256,), float32.
+    """Return the 256 levels of nested scales, float32 (256,), ascending.
 
-    Each decade from 1e-6 to 1 has twice as many evenly spaced levels as the one below it, of both signs; with 0 and 1.
+    Each decade from 1e-6 to 1 has twice as many evenly spaced levels as the one below it, with both signs; 0 and 1 are
+    levels too.
     """
     decades: list[Floats] = []
     for exponent in range(7):
         num_levels = 2**exponent
-        gap = float(np.float32(1 - np.float32(0.1)) / np.float32(num_levels))  # as torch.linspace has it, bit for bit
+        gap = float(np.float32(1 - np.float32(0.1)) / np.float32(num_levels))  # the same bits as torch.linspace
         steps = np.arange(num_levels + 1)
         ends = float(np.float32(0.1)) + gap * steps, 1 - gap * (num_levels - steps)
         edges = np.where(steps < (num_levels + 1) // 2, *ends).astype(np.float32)
@@ -267,26 +274,26 @@ def dynamic_map() -> Floats:
 
 
 _MOST_OUTLIER_CODE = 127.0 + 256 * 127
-_LEAST_SCALE, _MOST_SCALE = np.float32(2.0**-100), 2.0**110  # no product is subnormal or infinite
-_BELOW_EIGHTHS = 2**20 - 1  # the bits of a float's mantissa but for the upper three
+_LEAST_SCALE, _MOST_SCALE = np.float32(2.0**-100), 2.0**110  # so that no product is subnormal or infinite
+_BELOW_EIGHTHS = 2**20 - 1  # bits of a float's mantissa, without the upper three
 
 
 def round_inputs(x_MI: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """Round groups of 32 inputs to 8 bits, and their outliers to 16 (docs/decisions/0022).
+    """Quantize groups of 32 inputs to 8 bits, and their outliers to 16 bits (docs/decisions/0022).
 
-    A group's outlier are the four inputs, 4 j to 4 j + 3, that the largest one is among. The scale is such that all
-    others have codes up to 127, and has three bits of mantissa: 1, 1.125, 1.25, ... times a power of two. NaN and
-    infinities make it NaN, and so do inputs from which nothing finite would come.
+    The outliers of a group are the four inputs 4 j to 4 j + 3 that include the largest magnitude. The scale is chosen
+    so that all other codes are up to 127, and has three bits of mantissa: 1, 1.125, 1.25, ... times a power of two. It
+    is NaN if an input is NaN or infinite, or so large that the product would not be finite.
 
     Args:
         x_MI: float32, (M, in).
 
     Returns:
-        codes: (M, in).
-        scales: (M, groups); x is nearly codes * scales.
+        codes: int64, (M, in).
+        scales: float32, (M, groups); x is approximately codes * scales.
     """
     fours = x_MI.reshape(len(x_MI), -1, GROUP // 4, 4)
-    # As the kernels find them: sizes are compared but for their last three bits, and of equal fours the first is taken.
+    # As in the kernels: magnitudes are compared without their last three bits, and the first of equal fours is taken.
     keys = (abs(fours).max(-1).view(np.int32) & ~7) | np.arange(7, -1, -1, dtype=np.int32)
     key = keys.max(-1, keepdims=True)
     is_outlier = keys == key
@@ -303,7 +310,7 @@ def round_inputs(x_MI: Floats) -> tuple[NDArray[np.int64], Floats]:
 
 @np.errstate(all="ignore")
 def product_reference(x_MI: Floats, weights: Codes, input_bits: InputBits = INPUT_BITS) -> Floats:
-    """Multiply as the kernels do: x (M, in) to (M, out), float32; slow, and short enough to read."""
+    """Multiply like the C kernels: x (M, in) to (M, out), float32. A slow, readable reference."""
     codes, scale_MG = round_inputs(x_MI)
     y_MO = _product_of_codes(codes, scale_MG, weights)
     if input_bits == 16:
@@ -317,7 +324,7 @@ def _product_of_codes(codes: NDArray[np.int64], scale_MG: Floats, weights: Codes
     values = np.array(weights.levels)[weights.codes_RC].reshape(*scale_OP.shape, -1)
     codes = codes.reshape(len(codes), scale_OP.shape[1], -1)
     scale_MP = scale_MG.repeat(scale_OP.shape[1] // scale_MG.shape[1], axis=1)
-    sums_MOP = np.einsum("mpc,opc->mop", codes.astype(np.float64), values).astype(np.float32)  # whole, rounded once
+    sums_MOP = np.einsum("mpc,opc->mop", codes.astype(np.float64), values).astype(np.float32)  # rounded once
     y_MO = (sums_MOP * (scale_OP * scale_MP[:, None])).sum(-1)
     if minimum_OP is not None:
         y_MO += (codes.sum(-1).astype(np.float32) * scale_MP) @ minimum_OP.T

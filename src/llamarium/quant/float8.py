@@ -1,7 +1,7 @@
-"""Weights in 8-bit floating point with scales: a scale for the whole weight, for each row, or for each block.
+"""Weights in 8-bit floating point (FP8), with one scale per tensor, per row or per block.
 
-A byte is a sign, four bits of exponent and three of mantissa (`F8_E4M3` in safetensors, `float8_e4m3fn` in PyTorch):
-no infinities, one NaN of either sign, 448 at most. A weight is that number times its scale.
+A byte has a sign, four bits of exponent and three of mantissa (`F8_E4M3` in safetensors, `float8_e4m3fn` in PyTorch):
+no infinities, one NaN of each sign, a maximum of 448. A weight is this number times its scale.
 
 Source: Micikevicius et al., "FP8 Formats for Deep Learning" (2022), table 1.
 """
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Parts = Mapping[str, Any]
-"""A weight's arrays: `data` uint8 (out, in); `scales` float32 (row blocks, column blocks); `block` int64 (2,), the
-rows and the columns of a block, whose last may be short."""
+"""The arrays of a weight: `data`, uint8 (out, in); `scales`, float32 (row blocks, column blocks); `block`, int64 (2,),
+the rows and columns of a block. The last blocks may be short."""
 
 
 def _levels() -> NDArray[np.float32]:
@@ -26,17 +26,17 @@ def _levels() -> NDArray[np.float32]:
 
 
 E4M3 = _levels()
-"""What the 256 codes stand for."""
+"""Values of the 256 codes, float32 (256,)."""
 
 
 def decode_float8(xp: Any, parts: Parts, shape: tuple[int, ...], start: int, stop: int) -> Any:
-    """Return rows `start` to `stop` of a weight, float32 (stop - start, in); the product is rounded once.
+    """Dequantize rows `start` to `stop` of a weight, float32 (stop - start, in).
 
     Args:
-        xp: `numpy` or `torch`: the module of the arrays.
+        xp: The module of the arrays, `numpy` or `torch`.
         parts: See `Parts`.
         shape: (out, in).
-        start: The first row.
+        start: First row.
         stop: One past the last row.
     """
     data, scales = parts["data"], parts["scales"]

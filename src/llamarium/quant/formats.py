@@ -1,17 +1,15 @@
-"""Every type that weights are stored in, as one table.
+"""The table of all types of stored weights. Torch-free.
 
-A type has one name everywhere, GGUF's: in files, in Python, in C (`LM_Q4_1`), on the command line and in the docs. NF4,
-which GGUF lacks, has bitsandbytes' name.
+A type has the same name everywhere, the one that GGUF uses: in files, in Python, in C (`LM_Q4_1`), on the command line
+and in the docs. NF4, which GGUF does not have, has bitsandbytes' name.
 
-In a file a row is a run of equal blocks. A block is a few small integers ("codes"), one per weight, and one or two
-scales that turn codes back into weights. The K types put 256 weights in a block and quantize the scales of its 16 or 32
-sub-blocks once more.
+In a file a row is a sequence of equal blocks. A block consists of small integers (codes), one per weight, and one or
+two scales that map codes to weights. A block of a K type has 256 weights, and the scales of its 8 or 16 sub-blocks are
+quantized too.
 
-Types that the CPU kernels multiply can also be packed: laid out in tiles, 16 rows by 32 or 256 columns, in the order in
-which a product reads them. `native/tiles.h` says what lies where in a tile. Packing loses nothing, and a tile takes the
-bytes of the blocks that it is made of.
-
-Nothing here needs torch, so that file readers can check sizes before anything is loaded.
+Types that the CPU kernels multiply can also be packed: stored in tiles of 16 rows by 32 or 256 columns, in the order in
+which the kernels read them. `native/tiles.h` defines the layout of a tile. Packing is lossless, and a tile has the same
+size as its blocks.
 
 Source: ggml, `ggml-common.h` (block structs) and `ggml.h` (`enum ggml_type`); bitsandbytes, `quantize_4bit`.
 """
@@ -25,20 +23,22 @@ from llamarium.errors import CheckpointError, OptionError, UnsupportedFormatErro
 Choice = TypeVar("Choice", bound=str)
 
 TILE_ROWS, GROUP, SUPER = 16, 32, 256
-"""Rows of a tile, and its columns: those of a group, which shares a scale, or in the K types those of a whole block."""
+"""Rows per tile; columns per group, which shares a scale; columns per block of a K type."""
 
 IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the 16 codes of IQ4_NL stand for, before the scale."""
+"""Values of the 16 codes of IQ4_NL, before scaling."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A type of weights.
+    """A type of stored weights.
 
     Attributes:
-        name: GGUF's name for it.
-        ggml_type: Its number in GGUF files; None where they have no such type.
-        weight: What a weight is: q is its code, d and m are the block's scale and minimum.
+        name: Name, as in GGUF.
+        ggml_type: Number in GGUF files; None if GGUF does not have the type.
+        block_size: Weights per block.
+        block_bytes: Bytes per block.
+        weight: Formula of a weight, for display: q is its code, d and m are the block's scale and minimum.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Format:
 
     @property
     def bits_per_weight(self) -> float:
-        """What a weight takes, its share of the scales included."""
+        """Bits per weight, including scales."""
         return 8 * self.block_bytes / self.block_size
 
     def row_bytes(self, num_columns: int) -> int:
-        """Return the bytes of a row; CheckpointError if its weights are no whole number of blocks."""
+        """Return the bytes of a row; CheckpointError if its weights are not a whole number of blocks."""
         if num_columns % self.block_size:
             raise CheckpointError(
                 f"a row of {num_columns} weights cannot be {self.name}; expected a multiple of {self.block_size}"
@@ -61,7 +61,7 @@ class Format:
         return num_columns // self.block_size * self.block_bytes
 
     def num_columns(self, row_bytes: int) -> int:
-        """Return the weights of a row; CheckpointError if its bytes are no whole number of blocks."""
+        """Return the weights of a row; CheckpointError if its bytes are not a whole number of blocks."""
         if row_bytes % self.block_bytes:
             raise CheckpointError(
                 f"a row of {row_bytes} bytes cannot be {self.name}; expected a multiple of {self.block_bytes}"
@@ -71,14 +71,14 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat(Format):
-    """A type that the CPU kernels multiply, and how its tiles are laid out; C has the same in `native/tiles.h`.
+    """A type that the CPU kernels multiply, with the layout of its tiles, as in `native/tiles.h`.
 
     Attributes:
-        kind: The kernels' number for it, `LM_...` in C.
-        code_bytes: Bytes of a group's codes, 16 rows of 32 columns.
-        zero: The code that stands for 0.
-        has_minimum: Whether a group has a minimum besides its scale.
-        levels: What the 16 codes stand for, before the scale; None where they are evenly spaced.
+        kind: Number of the type in the kernels, `LM_...` in C.
+        code_bytes: Bytes of the codes of a group, 16 rows of 32 columns.
+        zero: Code of the value 0.
+        has_minimum: True if a group has a minimum in addition to its scale.
+        levels: Values of the 16 codes, before scaling; None if they are evenly spaced.
     """
 
     kind: int
@@ -89,22 +89,22 @@ class PackedFormat(Format):
 
     @property
     def is_super(self) -> bool:
-        """Whether scales are quantized in their turn, in blocks of 256 columns: the K types."""
+        """True for types with blocks of 256 columns, whose scales are quantized too."""
         return self.block_size == SUPER
 
     @property
     def columns(self) -> int:
-        """Columns of a tile; a row is a whole number of tiles."""
+        """Columns per tile; a row is a whole number of tiles."""
         return self.block_size
 
     @property
     def num_levels(self) -> int:
-        """How many values a code has: 2 to the power of its bits."""
+        """Number of values of a code: 2 to the power of its bits."""
         return 1 << (8 * self.code_bytes // (TILE_ROWS * GROUP))
 
     @property
     def half_bytes(self) -> int:
-        """Bytes of a tile's float16 numbers: 16 scales, and 16 minima if there are any."""
+        """Bytes of a tile's float16 numbers: 16 scales, and 16 minima if the type has them."""
         return 2 * TILE_ROWS * (1 + self.has_minimum)
 
     @property
@@ -116,7 +116,7 @@ class PackedFormat(Format):
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of a tile, scales included."""
+        """Bytes per tile, including scales."""
         return TILE_ROWS * self.block_bytes
 
 
@@ -150,31 +150,32 @@ FORMATS: dict[str, Format] = {
         Format("NF4", None, 64, 33, "absmax * levels[q]"),
     )
 }
-"""Every type, by name. s and t are the small integers with which the K types multiply d and m for a sub-block.
+"""All types, by name. s and t are integers per sub-block by which the K types multiply d and m.
 
-In the types from IQ3_S on a code stands for four or eight weights at once, a vector of a codebook."""
+From IQ3_S to IQ1_S, a code selects a vector of four or eight weights from a codebook."""
 
 GGML_TYPES = {name: item for name, item in FORMATS.items() if item.ggml_type is not None}
-"""Those of GGUF files."""
+"""The types of GGUF files, by name."""
 
 PACKED_FORMATS = {name: item for name, item in FORMATS.items() if isinstance(item, PackedFormat)}
-"""Those that the CPU kernels multiply in tiles."""
+"""The types that the CPU kernels multiply in tiles, by name."""
 
 ENCODED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K")
-"""The types that `quant/ggml/encode.py` makes of weights."""
+"""The types that `quant/ggml/encode.py` can quantize to."""
 
 METHODS = ("NF4", *(name for name in PACKED_FORMATS if name in ENCODED))
-"""The types to which Linears can be quantized while a model is loaded."""
+"""The types that Linears can be quantized to when a model is loaded."""
 
 SMALLER_BLOCKS = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}
-"""What takes the place of a K type where rows are no multiple of 256 weights, as in llama.cpp."""
+"""Replacement of a K type for rows that are not a multiple of 256 weights, as in llama.cpp."""
 
 
 def quantized_type(method: str, num_columns: int) -> str | None:
-    """Return the type to which rows of `num_columns` weights are quantized; None where they stay floating-point.
+    """Return the type that rows of `num_columns` weights are quantized to; None if they stay floating-point.
 
-    It is `method` where rows are whole blocks of it. Rows that are no multiple of 256 cannot be of a K type, and take
-    the next type with blocks of 32 that the C kernels multiply; rows that are no multiple of 32 stay as they are.
+    It is `method` if rows are a whole number of its blocks. For rows that are not a multiple of 256, a K type is
+    replaced by a type with blocks of 32 that the C kernels multiply; rows that are not a multiple of 32 are not
+    quantized.
     """
     if method == "NF4" or num_columns % FORMATS[method].block_size == 0:
         return method
@@ -184,7 +185,7 @@ def quantized_type(method: str, num_columns: int) -> str | None:
 
 
 def block_format(type_name: str) -> Format:
-    """Return a GGUF type by name; UnsupportedFormatError if it is not read."""
+    """Return a GGUF type by name; UnsupportedFormatError if it is not supported."""
     if type_name not in GGML_TYPES:
         raise UnsupportedFormatError(
             f"block format {escape(type_name, 40)} is not read; supported are {', '.join(GGML_TYPES)}"
@@ -193,7 +194,7 @@ def block_format(type_name: str) -> Format:
 
 
 def chosen_type(option: str, value: object, choices: Sequence[Choice]) -> Choice:
-    """Return the one of `choices` that an option names, in capital letters or not; OptionError if it is none."""
+    """Return the choice that an option's value names, ignoring case; OptionError if there is none."""
     text = value.lower() if isinstance(value, str) else None
     for choice in choices:
         if text == choice.lower():

@@ -1,17 +1,17 @@
-"""Integers in groups that several tensors hold together: the weights of AWQ, GPTQ and compressed-tensors.
+"""Group-quantized integers, stored in several tensors: the weights of AWQ, GPTQ and compressed-tensors.
 
 A weight is `(q - z) * scale`: q is an unsigned code of 2 to 8 bits, and each group of columns of a row has a scale and
 a zero point z. The three formats differ only in how they pack codes into 32-bit words:
 
-- AWQ: (in, out / 8), eight codes of a row of the file in a word, the even columns before the odd ones;
-- GPTQ: (in * bits / 32, out), the codes of an output feature one above the other;
-- compressed-tensors, and AWQ's GEMV layout: (out, in * bits / 32), the codes of an output feature side by side.
+- AWQ: (in, out / 8), eight codes of a row of the file per word, the even columns before the odd ones;
+- GPTQ: (in * bits / 32, out), the codes of an output feature along a column;
+- compressed-tensors, and AWQ's GEMV layout: (out, in * bits / 32), the codes of an output feature along a row.
 
-Readers hand over the codes as the file has them, and scales and zero points by output feature, (out, groups). With
-`groups`, columns are assigned to groups in any order (GPTQ's act-order); without, the groups divide a row equally.
+Readers pass the codes as stored in the file, and scales and zero points by output feature, (out, groups). With
+`groups`, columns are assigned to groups in any order (GPTQ's act-order); without it, the groups divide a row equally.
 
-A scale with no more digits than float16 and a few bits of q - z is exactly what a block of GGUF's Q4_0, Q5_0 or Q8_0
-means, so most of these weights become such blocks without loss, and the C kernels multiply them.
+Blocks of GGUF's Q4_0, Q5_0 and Q8_0 store a float16 scale and integers of 4, 5 or 8 bits. Weights whose scales are
+exact in float16, and whose q - z fit, are converted to such blocks without loss, and the C kernels multiply them.
 
 Source: AutoAWQ, `awq/utils/packing_utils.py` and `modules/linear/gemm.py`; AutoGPTQ, `qlinear_cuda.py`;
 compressed-tensors, `compressors/pack_quantized`.
@@ -27,27 +27,27 @@ from llamarium.quant.formats import GROUP
 from llamarium.quant.ggml.decode import to_float
 
 Parts = Mapping[str, Any]
-"""A weight's arrays: `data` (the packed codes, uint8 rows of the file), `scales` and `zeros` (out, groups), and with
-act-order `groups` (in,), the group of each column."""
+"""The arrays of a weight: `data`, the packed codes, uint8 rows as in the file; `scales` and `zeros`, (out, groups); and
+with act-order `groups`, (in,), the group of each column."""
 
 Shape = tuple[int, ...]
 Unpack = Callable[[Any, Any, Shape, int, int], Any]
 """Called with (xp, data, shape, start, stop): the codes of output features `start` to `stop`, uint8 (n, in)."""
 
 _EXACT_TYPES = (("Q4_0", -8, 7), ("Q5_0", -16, 15), ("Q8_0", -128, 127))
-"""GGUF types whose weights are an integer times a float16 scale, and the integers that each can hold."""
+"""GGUF types whose weights are an integer times a float16 scale, with the range of the integer."""
 
 _PIECE_WEIGHTS = 2**20
 
 
 def unpack_bits(xp: Any, packed: Any, num_bits: int, count: int) -> Any:
-    """Split rows of bytes into `count` codes of `num_bits` (2 to 8) each, lowest bits first.
+    """Unpack `count` codes of `num_bits` (2 to 8) from each row of bytes, lowest bits first.
 
     Args:
-        xp: `numpy` or `torch`: the module of the array.
-        packed: uint8 (n, bytes); bytes after the last code are skipped.
-        num_bits: Bits of a code; codes may lie in two bytes.
-        count: Codes of a row.
+        xp: The module of the array, `numpy` or `torch`.
+        packed: uint8 (n, bytes); bytes after the last code are ignored.
+        num_bits: Bits per code; a code may span two bytes.
+        count: Codes per row.
 
     Returns:
         uint8 (n, count).
@@ -71,13 +71,13 @@ def unpack_bits(xp: Any, packed: Any, num_bits: int, count: int) -> Any:
 
 
 def unpack_awq(xp: Any, data: Any, shape: Shape, start: int, stop: int) -> Any:
-    """Return codes, or zero points, that AWQ packed for GEMM: data (in, out / 2) bytes; see `Unpack`."""
+    """Unpack codes or zero points in AWQ's GEMM layout: data (in, out / 2) bytes; see `Unpack`."""
     first = start // 8
     last = -(-stop // 8)
     octets = _columns(xp, data, first, last).reshape(last - first, -1, 4)
 
     fields: list[Any] = []
-    for column in range(8):  # a word has the columns 0 2 4 6, then 1 3 5 7
+    for column in range(8):  # order of columns in a word: 0 2 4 6 1 3 5 7
         place = column // 2 + 4 * (column % 2)
         octet = octets[..., place // 2]
         fields.append(octet >> 4 if place % 2 else octet & 15)
@@ -85,13 +85,13 @@ def unpack_awq(xp: Any, data: Any, shape: Shape, start: int, stop: int) -> Any:
 
 
 def _columns(xp: Any, data: Any, start: int, stop: int) -> Any:
-    """Return columns `start` to `stop` of 32-bit words as bytes, one column after the other: uint8 (bytes,)."""
+    """Return columns `start` to `stop` of 32-bit words as bytes, column by column: uint8 (bytes,)."""
     words = data.view(xp.int32)[:, start:stop].T.reshape(-1)
-    return xp.concatenate((words,), 0).view(xp.uint8)  # a copy, as the words of one column lie apart
+    return xp.concatenate((words,), 0).view(xp.uint8)  # a copy, because a column is not contiguous
 
 
 def unpack_down(num_bits: int) -> Unpack:
-    """Return how to unpack codes of `num_bits` that GPTQ packed: data (in * num_bits / 32, 4 * out) bytes."""
+    """Return the function that unpacks GPTQ's codes of `num_bits`: data (in * num_bits / 32, 4 * out) bytes."""
 
     def unpack(xp: Any, data: Any, shape: Shape, start: int, stop: int) -> Any:
         return unpack_bits(xp, _columns(xp, data, start, stop).reshape(stop - start, -1), num_bits, shape[1])
@@ -100,14 +100,14 @@ def unpack_down(num_bits: int) -> Unpack:
 
 
 def unpack_along(num_bits: int) -> Unpack:
-    """Return how to unpack codes of `num_bits` that lie along a row: data (out, bytes), padded to whole words."""
+    """Return the function that unpacks codes of `num_bits` along rows: data (out, bytes), padded to whole words."""
     return lambda xp, data, shape, start, stop: unpack_bits(xp, data[start:stop], num_bits, shape[1])
 
 
 def decode_groups(unpack: Unpack, xp: Any, parts: Parts, shape: Shape, start: int, stop: int) -> Any:
-    """Return rows `start` to `stop` of a weight, float32 (stop - start, in).
+    """Dequantize rows `start` to `stop` of a weight, float32 (stop - start, in).
 
-    The value is exact for scales in float16 and bfloat16: no product needs more digits than float32 has.
+    The result is exact for float16 and bfloat16 scales, whose products fit into float32.
     """
     codes = to_float(xp, unpack(xp, parts["data"], shape, start, stop))
     scales, zeros = (to_float(xp, parts[name][start:stop]) for name in ("scales", "zeros"))
@@ -119,19 +119,19 @@ def decode_groups(unpack: Unpack, xp: Any, parts: Parts, shape: Shape, start: in
 
 
 def exact_type(unpack: Unpack, num_bits: int, parts: Parts, shape: Shape) -> str | None:
-    """Return the GGUF type whose blocks mean exactly this weight; None if none does.
+    """Return the GGUF type that represents a weight exactly; None if there is none.
 
     Args:
-        unpack: How its codes are packed.
-        num_bits: Bits of a code.
-        parts: In numpy.
+        unpack: Function that unpacks its codes.
+        num_bits: Bits per code.
+        parts: Its arrays, in numpy.
         shape: (out, in).
     """
     if not _shares_scales(parts, shape) or not _are_halves(parts["scales"]):
         return None
     zeros = parts["zeros"]
     low, high = -int(zeros.max()), 2**num_bits - 1 - int(zeros.min())
-    if num_bits == 8 and (low < -128 or high > 127):  # which codes there are decides
+    if num_bits == 8 and (low < -128 or high > 127):  # depends on the codes that occur
         low, high = _range_of(unpack, parts, shape)
     return next((name for name, least, most in _EXACT_TYPES if least <= low and high <= most), None)
 
@@ -139,7 +139,7 @@ def exact_type(unpack: Unpack, num_bits: int, parts: Parts, shape: Shape) -> str
 def group_blocks(
     unpack: Unpack, parts: Parts, shape: Shape, start: int, stop: int, type_name: str
 ) -> NDArray[np.uint8]:
-    """Return rows `start` to `stop` as GGUF blocks of the type that `exact_type` returned: uint8 (n, row bytes)."""
+    """Convert rows `start` to `stop` to GGUF blocks of the type that `exact_type` returned: uint8 (n, row bytes)."""
     integers = _integers(unpack, parts, shape, start, stop).reshape(stop - start, -1, GROUP)
     scales = parts["scales"][start:stop].astype(np.float16)
     if "groups" in parts:
@@ -168,7 +168,7 @@ def _shares_scales(parts: Parts, shape: Shape) -> bool:
 
 
 def _are_halves(scales: NDArray[Any]) -> bool:
-    """Return whether scales are float16, or numbers that float16 has."""
+    """Return whether all scales are exact in float16."""
     if scales.dtype == np.float16:
         return True
     with np.errstate(over="ignore"):
@@ -186,7 +186,7 @@ def _integers(unpack: Unpack, parts: Parts, shape: Shape, start: int, stop: int)
 
 
 def _range_of(unpack: Unpack, parts: Parts, shape: Shape) -> tuple[int, int]:
-    """Return the least and the largest q - z of a weight."""
+    """Return the smallest and the largest q - z of a weight."""
     low, high = 0, 0
     step = max(1, _PIECE_WEIGHTS // shape[1])
     for start in range(0, shape[0], step):

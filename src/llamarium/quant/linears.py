@@ -1,4 +1,4 @@
-"""Quantizing one Linear, as a module: what variants and experiments make of a weight that is in memory.
+"""Quantization of a single Linear in memory, for variants and experiments.
 
 Loading a model quantizes in `checkpoints/weights.py`, with the same encoders and without PyTorch.
 """
@@ -15,7 +15,7 @@ from llamarium.quant.nf4 import Linear4bit
 def quantize_linear(weight: Tensor, type_name: str) -> QuantizedLinear:
     """Quantize a weight (out_features, in_features), of any float dtype, to a type in `METHODS`.
 
-    CheckpointError if in_features is no multiple of the weights of a block.
+    CheckpointError if in_features is not a multiple of the block size.
     """
     if type_name == "NF4":
         return Linear4bit.from_weight(weight)

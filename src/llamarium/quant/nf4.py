@@ -1,17 +1,17 @@
-"""NF4: four bits per weight, with levels where a normal distribution has its weights.
+"""NF4: four bits per weight, with levels at the quantiles of a normal distribution.
 
 Trained weights are close to normally distributed. NF4's sixteen levels are quantiles of that distribution, so that
-each level is used about equally often. 64 consecutive weights of the flattened matrix form a block; the block's
-largest magnitude, its `absmax`, scales the levels, and two codes share a byte, the first in the high half.
+each level is used about equally often. 64 consecutive weights of the flattened matrix form a block. The largest
+magnitude in the block, its `absmax`, scales the levels. Two codes share a byte, the first in the high half.
 
-One float32 absmax for 64 weights costs half a bit per weight. *Double quantization* quantizes the absmax values too:
-their mean is subtracted, blocks of 256 are scaled by their own largest magnitude, and each becomes one of 256 levels
-of a "dynamic" map, dense near zero and sparse far from it. What is left is an eighth of a bit.
+One float32 absmax per 64 weights takes half a bit per weight. *Double quantization* quantizes the absmax values too:
+their mean is subtracted, blocks of 256 are scaled by their largest magnitude, and each value becomes one of 256 levels
+of a "dynamic" map, which is dense near zero. This reduces the cost to an eighth of a bit per weight.
 
-A weight is off by at most half the widest gap between levels, 0.152 times the block's absmax, and on average by far
-less. Double quantization adds at most the error of the absmax itself, 0.8 % of the largest deviation from the mean.
+The error of a weight is at most half the widest gap between levels, 0.152 times the block's absmax, and much less on
+average. Double quantization adds at most the error of the absmax, 0.8 % of the largest deviation from the mean.
 
-Codes, absmax and nested absmax are those of bitsandbytes on the CPU, byte for byte.
+Codes, absmax and nested absmax are byte-identical to those of bitsandbytes on the CPU.
 
 Source: Dettmers et al., "QLoRA" (2023), section 3; bitsandbytes, `backends/default/ops.py`, `quantize_4bit`;
 `csrc/cpu_ops.cpp` for the nested scales; `functional.py`, `create_dynamic_map`.
@@ -33,20 +33,20 @@ from llamarium.quant.nf4_state import LEVELS, NESTED_BLOCK_SIZE, STATE_KEY, Comp
 NF4_LEVELS = torch.tensor(LEVELS)
 """Normal-distribution quantiles, scaled to [-1, 1], with an exact zero."""
 
-# Entry b holds the levels of the high and the low half of byte b; as one 8-byte number it is looked up at once.
+# Entry b has the levels of the high and the low half of byte b; both are looked up at once, as one 8-byte number.
 _LEVEL_PAIRS = torch.cartesian_prod(NF4_LEVELS, NF4_LEVELS)
 
-# Weights that are quantized at a time: bounds the float32 copies.
+# Weights quantized at a time; bounds the size of float32 copies.
 _PIECE_WEIGHTS = 2**20
 
 
 class Nested(NamedTuple):
-    """How the absmax values of a double-quantized tensor are scaled.
+    """The second quantization of a double-quantized tensor.
 
     Attributes:
-        absmax: float32, one for 256 absmax values.
-        quant_map: float32, (256,): the levels.
-        offset: float32, (): the mean.
+        absmax: float32, one per 256 absmax values.
+        quant_map: Levels, float32 (256,).
+        offset: Mean of the absmax values, float32 ().
     """
 
     absmax: Tensor
@@ -59,8 +59,8 @@ class NF4(NamedTuple):
 
     Attributes:
         codes: uint8, (ceil(weights / 2), 1).
-        absmax: One for each block: float32, or uint8 indices into `nested.quant_map`.
-        nested: None without double quantization.
+        absmax: One per block: float32, or uint8 indices into `nested.quant_map`.
+        nested: The quantization of `absmax`; None without double quantization.
     """
 
     codes: Tensor
@@ -69,9 +69,9 @@ class NF4(NamedTuple):
 
 
 def quantize_nf4(weight: Tensor, *, double_quant: bool = True, block_size: int = 64) -> NF4:
-    """Quantize a float tensor of any shape; it is taken as flat.
+    """Quantize a float tensor of any shape, flattened.
 
-    A block that holds NaN or an infinity comes back as NaN.
+    A block with NaN or infinity dequantizes to NaN.
     """
     flat = weight.detach().flatten()
     blocks = (nf4_blocks(torch, piece.float(), block_size) for piece in flat.split(_PIECE_WEIGHTS))
@@ -85,12 +85,15 @@ def quantize_nf4(weight: Tensor, *, double_quant: bool = True, block_size: int =
 
 
 def nf4_parts(values: NDArray[Any]) -> tuple[NDArray[np.uint8], dict[str, NDArray[Any]]]:
-    """Quantize a weight: its codes, and the other components of a bitsandbytes folder, without their prefix `weight.`.
+    """Quantize a weight to the components of a bitsandbytes checkpoint.
 
-    Scales are quantized too, unless one is NaN or infinite: their mean would make the whole weight NaN.
+    Double quantization is used, except if a scale is NaN or infinite: the mean would make the whole weight NaN.
 
     Args:
-        values: float32, float16, or bfloat16's bits as uint16, (out, in).
+        values: float32, float16, or the bits of bfloat16 as uint16, (out, in).
+
+    Returns:
+        The codes, and the other components by name without the prefix `weight.`.
     """
     weight = torch.from_numpy(values)
     weight = weight.view(torch.bfloat16) if values.dtype == np.uint16 else weight
@@ -111,24 +114,24 @@ def nf4_parts(values: NDArray[Any]) -> tuple[NDArray[np.uint8], dict[str, NDArra
 
 def _in_pairs(codes: Tensor) -> Tensor:
     if len(codes) % 2:
-        codes = torch.cat((codes, codes.new_tensor([7])))  # 7 is zero
+        codes = torch.cat((codes, codes.new_tensor([7])))  # 7 is the code of zero
     return (codes[::2] << 4) | codes[1::2]
 
 
 def dequantize_range(quantized: NF4, start: int, stop: int, block_size: int) -> Tensor:
-    """Return weights `start` to `stop` of the flat tensor, float32, by way of the whole blocks around them."""
+    """Dequantize weights `start` to `stop` of the flattened tensor, float32, via the blocks that contain them."""
     first, last = start // block_size, -(-stop // block_size)
-    begin, end = first * block_size, last * block_size  # the last block may be short: slices end where the data does
+    begin, end = first * block_size, last * block_size  # a slice past the end is fine: the last block may be short
     pairs = _LEVEL_PAIRS.to(quantized.codes.device).view(torch.int64).flatten()
     packed = quantized.codes.flatten()[begin // 2 : end // 2]
-    # index_select with int32 is several times as fast as pairs[packed].
+    # index_select with int32 is several times faster than pairs[packed].
     values = pairs.index_select(0, packed.int()).view(torch.float32)
     _scale_blocks(values, _dequantize_scales(quantized, first, last), block_size)
     return values[start - begin : stop - begin]
 
 
 def _dequantize_scales(quantized: NF4, start: int, stop: int) -> Tensor:
-    """Return absmax values `start` to `stop`, float32."""
+    """Dequantize absmax values `start` to `stop`, float32."""
     nested = quantized.nested
     if nested is None:
         return quantized.absmax[start:stop]
@@ -151,7 +154,7 @@ _TYPE_NAMES = {torch.uint8: "U8", torch.float32: "F32", torch.float16: "F16", to
 
 def _component(values: Tensor) -> Component:
     name = _TYPE_NAMES.get(values.dtype, str(values.dtype))
-    seen = values.detach().cpu()  # sync: components come from files
+    seen = values.detach().cpu()  # sync: only while a checkpoint is loaded
     return Component(name, (seen.view(torch.uint8) if name == "BF16" else seen).numpy())
 
 
@@ -159,13 +162,13 @@ _NESTED_BUFFERS = ("nested_absmax", "nested_quant_map", "nested_offset")
 
 
 class Linear4bit(QuantizedLinear):
-    """A Linear over NF4 codes, with bitsandbytes' name and bytes.
+    """A Linear with an NF4 weight, with the same class name and bytes as in bitsandbytes.
 
     Attributes:
-        weight: uint8, (ceil(out_features * in_features / 2), 1): two codes in a byte.
-        absmax: float32 or, double-quantized, uint8; one for each block.
-        nested_absmax, nested_quant_map, nested_offset: Scales of the scales; None without double quantization.
-        layout: The logical shape, the dtype before quantization and the sizes of the blocks.
+        weight: Codes, uint8 (ceil(out_features * in_features / 2), 1), two per byte.
+        absmax: One per block: float32, or uint8 with double quantization.
+        nested_absmax, nested_quant_map, nested_offset: Quantization of the scales; None without double quantization.
+        layout: Logical shape, dtype before quantization, and block sizes.
     """
 
     absmax: Tensor
@@ -184,7 +187,7 @@ class Linear4bit(QuantizedLinear):
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str | None = None,
     ) -> None:
-        """Make room for a weight without filling it; `from_weight` and `from_state` fill."""
+        """Allocate buffers without initializing them; see `from_weight` and `from_state`."""
         super().__init__(in_features, out_features)
         self.layout = NF4Layout(
             (out_features, in_features), str(dtype).removeprefix("torch."), double_quant=double_quant
@@ -206,7 +209,12 @@ class Linear4bit(QuantizedLinear):
 
     @classmethod
     def from_state(cls, components: Mapping[str, Tensor], source: str) -> "Linear4bit":
-        """Take over the components of a bitsandbytes folder (`nf4_state`), without prefix; `source` names it."""
+        """Build a Linear from the components of a bitsandbytes weight (see `nf4_state`), without copying.
+
+        Args:
+            components: Tensors by name: `weight`, `weight.absmax`, ...
+            source: File and weight, for messages.
+        """
         layout = check_components({name: _component(part) for name, part in components.items()}, source)
         nested = None
         if layout.nested_offset is not None:
@@ -231,11 +239,11 @@ class Linear4bit(QuantizedLinear):
         return NF4(self.weight, self.absmax, nested)
 
     def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return rows `start` to `stop` of W."""
+        """Dequantize rows `start` to `stop` of W, (stop - start, in_features)."""
         columns = self.in_features
         flat = dequantize_range(self._quantized(), start * columns, stop * columns, self.layout.block_size)
         return flat.view(-1, columns).to(dtype)
 
     def scales(self) -> Tensor:
-        """Return each block's absmax, unpacked: (blocks,), float32."""
+        """Return the absmax of each block, dequantized: float32 (blocks,)."""
         return _dequantize_scales(self._quantized(), 0, self.layout.num_blocks)

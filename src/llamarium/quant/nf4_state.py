@@ -1,8 +1,8 @@
-"""What a bitsandbytes folder says about one NF4 weight, and whether its parts agree.
+"""Validation and decoding of an NF4 weight in a bitsandbytes checkpoint. Torch-free.
 
-Beside the codes (`weight`) stand up to five components: `weight.absmax`, `weight.quant_map`, `weight.nested_absmax`,
-`weight.nested_quant_map`, and `weight.quant_state.bitsandbytes__nf4`, a JSON object in bytes with the logical shape
-and the sizes of the blocks. Nothing here is trusted: each count is compared with the shape's.
+In addition to the codes (`weight`) there are up to five components: `weight.absmax`, `weight.quant_map`,
+`weight.nested_absmax`, `weight.nested_quant_map`, and `weight.quant_state.bitsandbytes__nf4`, a JSON object in bytes
+with the logical shape and the block sizes. The sizes of all components are checked against the shape.
 
 Source: bitsandbytes, `functional.py`, `QuantState.as_dict` and `from_dict`.
 """
@@ -22,14 +22,14 @@ STATE_KEY = "weight.quant_state.bitsandbytes__nf4"
 """The component that holds the JSON object."""
 
 NESTED_BLOCK_SIZE = 256
-"""Scales that share one scale of scales; bitsandbytes has no other size."""
+"""Number of scales per block of the second quantization; bitsandbytes has no other size."""
 
 LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-"""What the sixteen codes stand for, before the scale."""
+"""Values of the sixteen codes, before scaling."""
 
 _STATE = STATE_KEY.removeprefix("weight.")
 _FLAT_KEYS: frozenset[str] = frozenset(("weight", "weight.absmax", "weight.quant_map", STATE_KEY))
@@ -42,15 +42,15 @@ _MAX_JSON_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class NF4Layout:
-    """The shape of one NF4 weight and of its blocks.
+    """The shape and block sizes of an NF4 weight.
 
     Attributes:
         shape: (out_features, in_features).
-        dtype: Of the weight before it was quantized, such as `bfloat16`.
-        block_size: Weights that share one scale.
-        double_quant: The scales are quantized too, in blocks of `NESTED_BLOCK_SIZE`.
-        nested_offset: Mean of the scales, which was subtracted before they were quantized; None without double
-            quantization, and before there are scales.
+        dtype: Dtype of the weight before quantization, such as `bfloat16`.
+        block_size: Weights per block.
+        double_quant: True if the scales are quantized too, in blocks of `NESTED_BLOCK_SIZE`.
+        nested_offset: Mean that was subtracted from the scales before they were quantized; None without double
+            quantization, or if the weight has not been read from a file.
     """
 
     shape: tuple[int, int]
@@ -66,17 +66,22 @@ class NF4Layout:
 
     @property
     def num_blocks(self) -> int:
-        """Return the number of scales; the last block may be short."""
+        """Number of blocks, and so of scales; the last block may be short."""
         return -(-self.num_weights // self.block_size)
 
     @property
     def num_nested_blocks(self) -> int:
-        """Return the number of scales of scales; 0 if there are none."""
+        """Number of blocks of scales; 0 without double quantization."""
         return -(-self.num_blocks // NESTED_BLOCK_SIZE) if self.double_quant else 0
 
     @classmethod
     def from_json(cls, raw: bytes, source: str) -> "NF4Layout":
-        """Read the JSON object."""
+        """Parse and validate the JSON object.
+
+        Raises:
+            CheckpointError: If it is malformed, or a field has an invalid value.
+            UnsupportedFormatError: For FP4.
+        """
         fields = _parse(raw, source)
         quant_type = fields.get("quant_type")
         if quant_type == "fp4":
@@ -104,11 +109,11 @@ class NF4Layout:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One component as it was found.
+    """A component of a weight, as stored in a file.
 
     Attributes:
-        type_name: Its type in the file: `U8`, `F32`, ...
-        values: As numpy sees them; of codes only the number of bytes counts.
+        type_name: Type in the file: `U8`, `F32`, ...
+        values: Its array; for codes only the number of bytes matters.
     """
 
     type_name: str
@@ -116,7 +121,12 @@ class Component:
 
 
 def check_components(components: Mapping[str, Component], source: str) -> NF4Layout:
-    """Check that the components of one weight are there and agree in type and number; return their layout."""
+    """Check that the components of a weight are complete and have the right types and sizes; return their layout.
+
+    Raises:
+        CheckpointError: If a component is missing, unknown or invalid.
+        UnsupportedFormatError: For FP4.
+    """
     layout = NF4Layout.from_json(_state_bytes(components, source), source)
     expected = _FLAT_KEYS | _NESTED_KEYS if layout.double_quant else _FLAT_KEYS
     _check(
@@ -138,9 +148,9 @@ def check_components(components: Mapping[str, Component], source: str) -> NF4Lay
 
 
 def decode_nf4(xp: Any, parts: Mapping[str, Any], shape: tuple[int, ...], start: int, stop: int) -> Any:
-    """Return rows `start` to `stop` of an NF4 weight, float32, from its components; see `StoredType.decode`.
+    """Dequantize rows `start` to `stop` of an NF4 weight, float32; see `StoredType.decode`.
 
-    `parts` has the components without their prefix `weight.`, and the codes as "data"; they have been checked.
+    `parts` has the validated components without the prefix `weight.`, and the codes as "data".
     """
     layout = NF4Layout.from_json(bytes(parts[_STATE].tolist()), "NF4")
     columns, size = shape[1], layout.block_size
@@ -154,7 +164,7 @@ def decode_nf4(xp: Any, parts: Mapping[str, Any], shape: tuple[int, ...], start:
 
 
 def _scales(xp: Any, parts: Mapping[str, Any], layout: NF4Layout, start: int, stop: int) -> Any:
-    """Return the absmax values of blocks `start` to `stop`, float32."""
+    """Dequantize the absmax values of blocks `start` to `stop`, float32."""
     absmax = parts["absmax"].reshape(-1)
     if layout.nested_offset is None:
         return absmax[start:stop]
@@ -173,7 +183,7 @@ def _look_up(xp: Any, table: Any, places: Any) -> Any:
 
 
 def _spread(xp: Any, scales: Any, size: int) -> Any:
-    """Repeat each scale for the `size` numbers of its block."""
+    """Repeat each scale `size` times, once for each value of its block."""
     return xp.broadcast_to(scales[:, None], (len(scales), size)).reshape(-1)
 
 

@@ -1,14 +1,14 @@
-"""Weights in the order in which a CPU uses them.
+"""Linears and embeddings with packed weights, stored in tiles for the C kernels.
 
-The types are those of `PACKED_FORMATS` (`quant/formats.py`), under GGUF's names. In Q8_0, Q4_0, Q4_1 and IQ4_NL 32
-consecutive weights of a row share a float16 scale. In the K types 256 share one, and 32 or 16 of them an integer that
-it is multiplied with. `native/tiles.h` says where what lies in a tile.
+The types are those of `PACKED_FORMATS` (`quant/formats.py`), with GGUF's names. In types with blocks of 32, such as
+Q8_0 and Q4_0, 32 consecutive weights of a row share a float16 scale. In the K types 256 weights share one, and each
+sub-block of 32 or 16 multiplies it by an integer. `native/tiles.h` defines the layout of a tile.
 
-Nothing is lost in packing: codes and scales are the file's. What is rounded besides are the inputs: a group of 32
-inputs becomes codes and a scale, so that codes are multiplied with codes, in whole numbers. Codes have 8 bits, those of
-the four inputs that the largest is among 16 (`round_inputs` in `codes.py`). With `input_bits` of 16, what those codes
-leave out is rounded once more, with a scale of its own, and multiplied too. That is `product_reference` there; the
-kernels compute the same sums.
+Packing is lossless: codes and scales are those of the file. The kernels also quantize the inputs: a group of 32 inputs
+becomes codes and a scale, so that products are integer. Codes have 8 bits, and 16 bits for the four inputs that
+include the largest (`round_inputs` in `codes.py`). With `input_bits` of 16 the rounding error of the inputs is
+quantized the same way, with another scale, and its product is added. `product_reference` in `codes.py` defines the
+result; the kernels compute the same sums.
 """
 
 import torch
@@ -24,19 +24,19 @@ from llamarium.quant.packing import matrix_of
 
 
 class LinearPacked(QuantizedLinear):
-    """A Linear over tiles.
+    """A Linear whose weight is in tiles.
 
     Attributes:
-        format: How a tile is stored.
-        weight: uint8, (panels, tiles, tile_bytes); a last panel that is not full has zero scales in the rest.
-        uses_kernels: Whether products may round their inputs; else the weight is unpacked at each use.
-        input_bits: What they round them to.
+        format: Type and layout of the tiles.
+        weight: uint8 (panels, tiles, tile_bytes); unused rows of the last panel have scale zero.
+        uses_kernels: Multiply with the C kernels, which quantize inputs; False dequantizes the weight at each use.
+        input_bits: Number of bits that inputs are quantized to.
     """
 
     input_bits: InputBits = INPUT_BITS
 
     def __init__(self, weight: Tensor, out_features: int, format: PackedFormat, *, uses_kernels: bool = True) -> None:
-        """Take tiles as they are; nothing is copied."""
+        """Use tiles without copying them."""
         super().__init__(weight.shape[1] * format.columns, out_features)
         self.format, self.type_name = format, format.name
         self.uses_kernels = uses_kernels
@@ -44,14 +44,14 @@ class LinearPacked(QuantizedLinear):
 
     @property
     def matrix(self) -> native.CMatrix:
-        """This weight for the kernels, as long as it stays where it is."""
+        """A descriptor of the weight for the kernels, valid until the tensor's storage moves."""
         return matrix_of(self.format.name, (self.out_features, self.in_features), self.weight.data_ptr())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply: (..., in_features) to (..., out_features), in x's dtype.
+        """Return x W^T + b: (..., in_features) to (..., out_features), in x's dtype.
 
-        With the C kernels inputs are rounded to `input_bits`. On other devices, without `uses_kernels`, and where a
-        gradient is wanted, the weight is unpacked instead.
+        The C kernels quantize inputs to `input_bits`. On other devices than the CPU, without `uses_kernels`, and if a
+        gradient is needed, the weight is dequantized instead and inputs are exact.
         """
         wants_grad = torch.is_grad_enabled() and x.requires_grad
         is_here = x.device.type == self.weight.device.type == "cpu"
@@ -64,7 +64,7 @@ class LinearPacked(QuantizedLinear):
             return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def dequantize_at(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return some rows of W, by their numbers (n,): (n, in_features). C and PyTorch give the same bits."""
+        """Dequantize rows of W, by their indices (n,), to (n, in_features). C and PyTorch return the same bits."""
         is_here = rows.device.type == self.weight.device.type == "cpu"
         if is_here and rows.dtype is torch.int64 and native.library() is not None:
             return torch.from_numpy(native.lookup(self.matrix, rows.contiguous().numpy())).to(dtype)
@@ -76,28 +76,28 @@ class LinearPacked(QuantizedLinear):
         return groups.flatten(1).to(dtype)
 
     def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return rows `start` to `stop` of W."""
+        """Dequantize rows `start` to `stop` of W, (stop - start, in_features)."""
         return self.dequantize_at(torch.arange(start, stop, device=self.weight.device), dtype)
 
     def extra_repr(self) -> str:
-        """Return what `nn.Linear` shows, and the format."""
+        """Return the same text as `nn.Linear`, and the type."""
         return f"{super().extra_repr()}, type={self.type_name}"
 
 
 class EmbeddingPacked(QuantizedEmbedding):
-    """An embedding over tiles: those of its head, or its own. Only rows that are looked up are unpacked.
+    """An embedding whose table is in tiles; only the rows that are looked up are dequantized.
 
-    Its weight is as `LinearPacked`'s; a tied model's is the same tensor.
+    The weight has the layout of `LinearPacked`'s, and is shared with the head of a tied model.
     """
 
     def __init__(self, linear: LinearPacked, dtype: torch.dtype) -> None:
         shape = linear.out_features, linear.in_features
         super().__init__(linear.weight, shape, linear.type_name, dtype)
         self.format = linear.format
-        self._linear = [linear]  # a list, as it is no part of this module
+        self._linear = [linear]  # in a list, so that torch does not register it as a submodule
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up integer ids (...): vectors (..., embedding_dim)."""
+        """Return the vectors (..., embedding_dim) of integer ids (...)."""
         return self.linear.dequantize_at(ids.flatten(), self.dtype).view(*ids.shape, self.embedding_dim)
 
     @property
@@ -111,5 +111,5 @@ class EmbeddingPacked(QuantizedEmbedding):
         return self._linear[0]
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the whole table: (num_embeddings, embedding_dim)."""
+        """Dequantize the whole table, (num_embeddings, embedding_dim)."""
         return self.linear.dequantize(dtype)

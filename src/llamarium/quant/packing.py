@@ -1,7 +1,7 @@
-"""Packing without torch: from rows as files have them to tiles in the order in which the C kernels read them, and back.
+"""Packing of blocks into tiles for the C kernels, and dequantization of both. Torch-free.
 
-`quant/formats.py` says which types there are and `native/tiles.h` what lies where in a tile. The kernels do the work;
-where there are none, `parts_of_rows` in `quant/codes.py` takes tiles apart.
+`quant/formats.py` has the table of types, and `native/tiles.h` defines the layout of a tile. The kernels do the work;
+without them, `parts_of_rows` in `quant/codes.py` unpacks tiles.
 """
 
 import functools
@@ -17,13 +17,13 @@ from llamarium.quant.ggml.decode import decode_blocks
 Bytes = NDArray[np.uint8]
 
 _HALF_EXPONENT, _BFLOAT_EXPONENT = 0x7C00, 0x7F80
-_PIECE = 2**18  # numbers that are looked at at a time, so that what is made of them stays in the cache
+_PIECE = 2**18  # values processed at a time, so that temporaries stay in the processor's cache
 
 
 def pack_blocks(blocks: Bytes, num_columns: int, format: PackedFormat) -> Bytes:
-    """Put GGUF's blocks, (rows, bytes of a row), into tiles (panels, tiles, tile_bytes), without loss.
+    """Pack GGUF blocks, (rows, bytes per row), into tiles (panels, tiles, tile_bytes), without loss.
 
-    The kernels do it, so they must be there.
+    Requires the C kernels.
     """
     tiles = np.empty((-(-len(blocks) // TILE_ROWS), num_columns // format.columns, format.tile_bytes), dtype=np.uint8)
     native.pack(native.Kind(format.kind), num_columns, blocks, tiles)
@@ -31,12 +31,12 @@ def pack_blocks(blocks: Bytes, num_columns: int, format: PackedFormat) -> Bytes:
 
 
 def pack_groups(groups: tuple[Bytes, NDArray[np.float16], NDArray[np.float16] | None], format: PackedFormat) -> Bytes:
-    """Put groups of 32 columns into tiles (panels, tiles, tile_bytes); none of the K types or of five or six bits.
+    """Pack codes, scales and minima into tiles (panels, tiles, tile_bytes).
 
     Args:
-        groups: Codes (rows, columns) below `num_levels`; scales and, if the format has them, minima
+        groups: Codes (rows, columns) below `num_levels`; scales, and minima if the format has them, both
             (rows, columns / 32).
-        format: Of the codes.
+        format: A type of 4 or 8 bits with groups of 32 columns.
     """
     codes, *halves = groups
     num_rows = len(codes)
@@ -56,14 +56,17 @@ def pack_groups(groups: tuple[Bytes, NDArray[np.float16], NDArray[np.float16] | 
 
 
 def matrix_of(type_name: str, shape: tuple[int, ...], address: int) -> native.CMatrix:
-    """Return a matrix for the kernels, (out, in), of packed weights or floats as rows, as long as they stay there."""
+    """Return a descriptor for the kernels of a matrix (out, in), in tiles or in rows of floats, at an address.
+
+    It is valid as long as the memory is.
+    """
     levels = _levels(type_name)
     return native.CMatrix(native.Kind[type_name], *shape, address, None if levels is None else levels.ctypes.data)
 
 
 @functools.cache
 def _levels(type_name: str) -> NDArray[np.uint8] | None:
-    """Return what a type's codes stand for, plus 128, as the kernels read it; it stays where it is."""
+    """Return the values of a type's codes plus 128, for the kernels; cached, because the kernels keep its address."""
     levels = getattr(FORMATS[type_name], "levels", None)
     return None if levels is None else np.array([level + 128 for level in levels], np.uint8)
 
@@ -71,10 +74,13 @@ def _levels(type_name: str) -> NDArray[np.uint8] | None:
 def dequantize(
     type_name: str, shape: tuple[int, ...], data: Bytes, out: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """Return a stored weight's values. The kernels, where there are any, unpack what they multiply, in threads.
+    """Dequantize a stored weight to float32; types in `native.Kind` are dequantized by the kernels, in threads.
 
-    `data` is C-contiguous: rows as GGUF has them, or tiles, which have three dimensions and need the kernels. `out`,
-    contiguous and of `shape`, is overwritten and returned.
+    Args:
+        type_name: Name in `FORMATS`.
+        shape: Logical shape, (out, in) or (hidden,).
+        data: C-contiguous: rows of GGUF blocks, or tiles with three dimensions, which need the kernels.
+        out: Contiguous array of `shape`; overwritten and returned.
     """
     out = np.empty(shape, np.float32) if out is None else out
     is_packed = data.ndim == 3
@@ -87,7 +93,7 @@ def dequantize(
 
 
 def count_nonfinite_tiles(tiles: Bytes, format: PackedFormat) -> int:
-    """Count the weights whose scale or minimum is NaN or infinite; codes always are finite."""
+    """Count the weights whose scale or minimum is NaN or infinite; codes are always finite."""
     start = 0 if format.is_super else format.code_bytes // 2
     stop = start + format.half_bytes // 2
     halves = tiles.view(np.uint16)[..., start:stop].reshape(-1, stop - start)
@@ -101,7 +107,7 @@ def count_nonfinite_tiles(tiles: Bytes, format: PackedFormat) -> int:
 
 
 def count_nonfinite(values: NDArray[Any]) -> int:
-    """Count what is NaN or infinite in an array of float32, or of bfloat16's bits as uint16."""
+    """Count the NaN and infinite values of an array of floats, or of bfloat16 bits in uint16."""
     flat = values.reshape(-1)
     pieces = (flat[i : i + _PIECE] for i in range(0, flat.size, _PIECE))
     if values.dtype == np.uint16:
@@ -110,14 +116,14 @@ def count_nonfinite(values: NDArray[Any]) -> int:
 
 
 def _count_nonfinite_bfloat16(bits: NDArray[np.uint16]) -> int:
-    magnitudes = bits & 0x7FFF  # infinity and NaN are the largest
-    if magnitudes.max() < _BFLOAT_EXPONENT:  # one look at them, as nearly always
+    magnitudes = bits & 0x7FFF  # infinity and NaN have the largest bits
+    if magnitudes.max() < _BFLOAT_EXPONENT:  # the usual case
         return 0
     return int(np.count_nonzero(magnitudes >= _BFLOAT_EXPONENT))
 
 
 def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """Round float16 or float32 to bfloat16, to nearest, ties to even: its bits as uint16."""
+    """Round float16 or float32 to bfloat16, to nearest, ties to even; return the bits as uint16."""
     out = np.empty(values.shape, dtype=np.uint16)
     flat, made = values.reshape(-1), out.reshape(-1)
     for i in range(0, flat.size, _PIECE):
@@ -129,7 +135,7 @@ def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
 
 
 def to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Widen float16, or bfloat16's bits as uint16, to float32; float32 is returned as it is."""
+    """Convert float16, or bfloat16 bits in uint16, to float32; float32 is returned unchanged."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32, copy=False)

@@ -1,16 +1,16 @@
-"""Stored types that are more than rows of blocks: how the parts of such a weight become values.
+"""The registry of stored types that consist of several tensors.
 
-GGUF's types are rows of equal blocks, which `ggml/decode.py` decodes. Other formats store a weight as several tensors
-(codes, scales, zero points), each in its own layout. Such a type is one entry of `STORED_TYPES`, and everything that
+GGUF types are rows of equal blocks, which `ggml/decode.py` decodes. Other formats store a weight as several tensors
+(codes, scales, zero points), each format in its own layout. Such a type is an entry of `STORED_TYPES`; everything that
 loads, exports, trains or inspects a model can then use it:
 
-1. The reader of the format makes a `StoredTensor` with the type's name: `data` is the codes, `state` the other tensors
-   by name, all of them views of the file. The reader has checked every count, dtype and shape.
-2. `StoredType.decode` returns float32 values of some rows. It gets the module of its arrays, numpy or torch, so that
-   the base installation reads the type, and a module can keep the weight in blocks on any device.
-3. `StoredType.exact_type` names the type in `PACKED_FORMATS` that represents a weight exactly, if there is one, and
-   `StoredType.to_blocks` returns its GGUF blocks, which the C kernels multiply. Other weights are dequantized once
-   where there is memory for that, else at each use.
+1. The reader of the format returns a `StoredTensor` with the type's name: `data` is the codes, `state` has the other
+   tensors by name, all of them views of the file. The reader has checked all sizes, dtypes and shapes.
+2. `StoredType.decode` dequantizes a range of rows to float32. It receives the module of its arrays, numpy or torch, so
+   that the type can be read without PyTorch, and a PyTorch module can keep the weight quantized on any device.
+3. `StoredType.exact_type` returns the type in `PACKED_FORMATS` that represents a weight exactly, if there is one, and
+   `StoredType.to_blocks` converts the weight to GGUF blocks of it, which the C kernels multiply. Other weights are
+   dequantized once if there is enough memory, or else at each use.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,23 +34,23 @@ from llamarium.quant.grouped import (
 from llamarium.quant.nf4_state import decode_nf4
 
 Parts = Mapping[str, Any]
-"""The arrays or tensors of a weight by name: those of `StoredTensor.state`, and its `data` as "data"."""
+"""The arrays or tensors of a weight, by name: those of `StoredTensor.state`, and its `data` as "data"."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredType:
-    """A type whose weights are made of several tensors.
+    """A type whose weights consist of several tensors.
 
     Attributes:
         decode: Called with (xp, parts, shape, start, stop); returns rows `start` to `stop` of a weight of `shape`,
-            float32 (stop - start, columns). `xp` is numpy or torch, the module of all parts. The result must not
-            depend on which rows are asked for together.
+            float32 (stop - start, columns). `xp` is numpy or torch, the module of all parts. The values of a row must
+            not depend on the range.
         exact_type: Called with (parts, shape), parts in numpy; returns the type in `PACKED_FORMATS` with exactly the
-            same values, or None. It may look at all scales of the weight.
+            same values, or None. It may read all scales of the weight.
         to_blocks: Called with (parts, shape, start, stop, type_name), parts in numpy; returns the same rows as GGUF
-            blocks of the type that `exact_type` returned, uint8 (stop - start, bytes of a row).
-        is_kept: Modules keep the weight as it is stored even where it could be dequantized once: training with adapters
-            starts from it.
+            blocks of the type that `exact_type` returned, uint8 (stop - start, bytes per row).
+        is_kept: True if modules always keep the weight quantized instead of dequantizing it at loading, because
+            training with adapters (QLoRA) needs it.
     """
 
     decode: Callable[[Any, Parts, tuple[int, ...], int, int], Any]
@@ -60,7 +60,7 @@ class StoredType:
 
 
 def _integers(unpack: Unpack, num_bits: int) -> StoredType:
-    """Return the type of weights whose codes of `num_bits` are packed in one way."""
+    """Return the stored type of group-quantized integers of `num_bits` that `unpack` unpacks."""
     return StoredType(
         partial(decode_groups, unpack), partial(exact_type, unpack, num_bits), partial(group_blocks, unpack)
     )
@@ -74,5 +74,5 @@ STORED_TYPES: dict[str, StoredType] = {
     **{f"GPTQ{bits}": _integers(unpack_down(bits), bits) for bits in (2, 3, 4, 8)},
     **{f"INT{bits}": _integers(unpack_along(bits), bits) for bits in range(2, 9)},
 }
-"""By the name that `TensorEntry.dtype` and `StoredTensor.type_name` have. `INT4` and others of its kind are
-compressed-tensors' packed integers."""
+"""Stored types by name, as in `TensorEntry.dtype` and `StoredTensor.type_name`. `INT2` to `INT8` are packed integers of
+compressed-tensors."""
