@@ -1,1 +1,1 @@
-"""Inspection: what the model computes, token by token and layer by layer, as data; `cli/views.py` prints it."""
+"""Inspection of a model's computation, per token and per layer, as plain data; `cli/views.py` prints it."""

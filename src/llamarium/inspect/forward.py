@@ -1,7 +1,7 @@
-"""Forward passes over texts, for looking at them one by one; answers come from `llamarium.engine`. Never torch.
+"""Forward passes over single texts, for inspection; `llamarium.engine` serves requests. Torch-free.
 
-A sequence has its ids and the number of those that have been run; the next `advance` runs the others, be it a prompt or
-the token that was chosen last. `logits_of` runs a whole text, and yields its logits a few positions at a time.
+A sequence records its ids and how many of them have been computed. `advance` computes the others, whether that is a
+prompt or the last sampled token. `logits_of` runs a whole text and yields its logits a few positions at a time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,21 @@ from llamarium.inspect.numbers import Floats, as_array
 from llamarium.runtime.batch import BLOCK_SIZE, Batch, BlockPool, BlockTable, Span, blocks_for, pack
 from llamarium.runtime.runner import Cache, CacheDtype, Logits, Runner
 
-PREFILL_CHUNK = 2048  # tokens of a batch: bounds the activations of long prompts, not what is computed
+PREFILL_CHUNK = 2048  # tokens per batch; bounds the memory of activations, and does not change results
 CHUNK_BYTES = 64 * 2**20
-"""Of logits that are there at a time."""
+"""Maximum size of the logits in memory at a time."""
 
 
 @dataclass(slots=True)
 class KeptSequence:
-    """One growing sequence; what chooses the next token appends it. `adapter` is one of the runner's, -1 for none."""
+    """A sequence with its part of a KV cache; the caller appends sampled tokens to `ids`.
+
+    Attributes:
+        ids: Token ids.
+        table: Its blocks of the KV cache.
+        num_computed: Number of tokens that have been computed.
+        adapter: Index of the runner's adapter, -1 for none.
+    """
 
     ids: list[int]
     table: BlockTable
@@ -30,7 +37,7 @@ class KeptSequence:
 
 
 class Memory:
-    """A cache and its free blocks, with room for `num_tokens`, each sequence's rounded up to whole blocks."""
+    """A KV cache with room for `num_tokens`; each sequence takes whole blocks."""
 
     def __init__(self, runner: Runner, num_tokens: int = 0, dtype: CacheDtype = "auto") -> None:
         num_blocks = blocks_for(num_tokens)
@@ -39,22 +46,19 @@ class Memory:
         self._pool = BlockPool(num_blocks)
 
     def begin(self, ids: Sequence[int], num_tokens: int = 0, adapter: int = -1) -> KeptSequence:
-        """Return a new sequence with room for so many tokens.
-
-        MemoryBudgetError if there are not as many free blocks.
-        """
+        """Return a new sequence with room for `num_tokens`; MemoryBudgetError if there are not enough free blocks."""
         table = BlockTable(self._pool)
         table.reserve(num_tokens)
         return KeptSequence(list(ids), table, adapter=adapter)
 
     def change(self, sequence: KeptSequence, ids: Sequence[int]) -> None:
-        """Let a sequence have other ids: what is computed of those that both begin with stays. The cache may grow.
+        """Replace a sequence's ids, keeping what is computed for the common prefix; the cache grows if needed.
 
-        MemoryBudgetError if there is not that much memory; the sequence is as it was then.
+        MemoryBudgetError if there is not enough memory; the sequence is unchanged then.
         """
         missing = sequence.table.missing(len(ids)) - self._pool.num_free
         if missing > 0:
-            self.cache.grow(self.cache.num_blocks + max(missing, self.cache.num_blocks // 4))  # for tokens to come
+            self.cache.grow(self.cache.num_blocks + max(missing, self.cache.num_blocks // 4))  # for more tokens
             self._pool.add(self.cache.num_blocks - self._pool.num_blocks)
         sequence.table.reserve(len(ids))
         sequence.num_computed = min(sequence.num_computed, num_shared(sequence.ids, ids))
@@ -62,18 +66,19 @@ class Memory:
 
 
 def advance(runner: Runner, cache: Cache, sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> Logits:
-    """Run what each sequence has not run yet, and return the logits after each one's last token, (B, V).
+    """Compute the remaining tokens of each sequence and return the logits of their last tokens, (B, V).
 
-    Each of the sequences, at least one, has a token that has not been run. No result depends on `chunk`.
+    There must be at least one sequence, and each must have a token that is not computed. `chunk` does not change the
+    results.
     """
     parts = [runner.run(batch, cache) for batch in batches(sequences, chunk)]
     return parts[0] if len(parts) == 1 else _join(parts)
 
 
 def batches(sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> Iterator[Batch]:
-    """Yield the batches that bring sequences up to date, and count what each has run as it is asked for the next.
+    """Yield the batches that compute the remaining tokens of sequences, with logits for each sequence's last token.
 
-    Of each sequence's last token the logits are wanted, in the order of the sequences.
+    `num_computed` is updated when the next batch is requested, so the caller must run each batch first.
     """
     spans, ends, room = list[Span](), list[tuple[KeptSequence, int]](), chunk
     for sequence in sequences:
@@ -94,17 +99,17 @@ def batches(sequences: Sequence[KeptSequence], chunk: int = PREFILL_CHUNK) -> It
 
 
 def num_shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens two texts begin with alike."""
+    """Return the length of the common prefix of two token sequences."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def num_rows(vocab_size: int, itemsize: int = 4) -> int:
-    """Return how many rows of logits may be in memory at a time."""
+    """Return the number of rows of logits that fit into `CHUNK_BYTES`, at least 1."""
     return max(1, CHUNK_BYTES // (itemsize * vocab_size))
 
 
 def logits_of(runner: Runner, ids: Sequence[int], num_logits: int | None = None) -> Iterator[Floats]:
-    """Run a text and yield the logits of its last tokens (None: all), (C, V) float32, a few at a time and in order."""
+    """Run a text and yield the logits of its last `num_logits` tokens (None: all), in float32 parts (C, V)."""
     first = len(ids) - (len(ids) if num_logits is None else num_logits)
     memory = Memory(runner, len(ids))
     blocks = memory.begin(ids, len(ids)).table.blocks
@@ -119,9 +124,12 @@ def logits_of(runner: Runner, ids: Sequence[int], num_logits: int | None = None)
 
 
 def rows_logits(runner: Runner, rows: Sequence[Sequence[int]], num_logits: Sequence[int]) -> list[Floats]:
-    """Run texts side by side and return the logits of the last tokens of each, (its number, V) float32.
+    """Run texts as one batch and return the logits of the last tokens of each, float32 (number of logits, V).
 
-    Each text has at least one token; `num_logits` is the number of each, together at most `num_rows`.
+    Args:
+        runner: Executes the model.
+        rows: Token ids of each text, at least one.
+        num_logits: Number of last tokens per text, up to `num_rows` in total.
     """
     memory = Memory(runner, sum(blocks_for(len(ids)) for ids in rows) * BLOCK_SIZE)
     spans = [
@@ -132,7 +140,7 @@ def rows_logits(runner: Runner, rows: Sequence[Sequence[int]], num_logits: Seque
 
 
 def _count(ends: Sequence[tuple[KeptSequence, int]]) -> None:
-    """Note what has been run: afterwards, so that after an interruption it is still true."""
+    """Update `num_computed` of sequences; called after their batch, so that it is correct after an interruption."""
     for sequence, end in ends:
         sequence.num_computed = end
 

@@ -1,4 +1,4 @@
-"""What inspections need of a model; `inspector.py` is imported when something is inspected."""
+"""The interface that inspections need from a model; `inspector.py` is imported at first use."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol

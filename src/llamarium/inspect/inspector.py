@@ -1,7 +1,7 @@
 """Inspections of a model, as methods: `llama.inspect`.
 
-Each method runs what it needs through the runner that answers requests, and returns plain data. With a trace at hand,
-call the functions behind them.
+Each method runs a forward pass on the model's own runner and returns plain data. To analyze an existing trace, call the
+underlying functions.
 """
 
 import copy
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from llamarium.model import LlamaForCausalLM
 
 Word = str | int
-"""A token: its id, or a word that is a single token, looked up with a space before it first."""
+"""A token: its id, or a word that is a single token; a leading space is tried first."""
 
 
 LlamaT = TypeVar("LlamaT", bound=Inspected)
 
 
 class Inspector(Generic[LlamaT]):
-    """Inspections of passes of the model `llama`.
+    """Inspections of the model `llama`.
 
-    A prompt is text, or token ids. A word is a token's id, or text that is a single token. Negative layers and
-    positions count from the last; where `layers` or `positions` is None, all are meant. `k` is how many are returned.
-    An invalid argument is an `InputError` in every method; a prompt longer than the context is a `ContextLengthError`.
+    A prompt is text or token ids. A word is a token id, or text that is a single token. Negative layers and positions
+    count from the last; None for `layers` or `positions` means all. `k` is the number of results. Every method raises
+    `InputError` for an invalid argument and `ContextLengthError` for a prompt longer than the context.
     """
 
     def __init__(self, llama: LlamaT) -> None:
@@ -64,10 +64,10 @@ class Inspector(Generic[LlamaT]):
         positions: Sequence[int] | None = None,
         after: Half | None = None,
     ) -> Lens:
-        """Return what the model would predict from the stream after attention and after the MLP of each layer.
+        """Apply the logit lens: predict the next token from the residual stream after each attention and each MLP.
 
-        The probability and the rank of `word` are reported at each place; `after` restricts it to one half of each
-        layer.
+        With `word`, its probability and rank are included. `after` restricts the lens to the stream after "attention"
+        or after "mlp".
         """
         check_choice("after", after, (None, *get_args(Half)))
         llama, chosen_id = self._llama, None if word is None else self._token(word)
@@ -76,7 +76,7 @@ class Inspector(Generic[LlamaT]):
         return lens(llama.runner, seen, k, llama.optional_tokenizer, chosen_id=chosen_id)
 
     def heads(self, text: Prompt, layer: int, *, positions: Sequence[int] | None = None) -> heads.HeadsJoined:
-        """Return what each head of a layer adds to the stream of some tokens, through its columns of `o_proj`."""
+        """Return what each attention head of a layer adds to the residual stream, through its columns of `o_proj`."""
         llama = self._llama
         seen = trace(llama.runner, llama.encode(text), names=heads.NAMES, layers=[layer], positions=positions)
         return heads.heads_joined(llama.runner, seen, layer)
@@ -84,10 +84,10 @@ class Inspector(Generic[LlamaT]):
     def head_kinds(
         self, prompt: Prompt | None = None, *, num_tokens: int = 32, seed: int = 0
     ) -> head_kinds_of.HeadKinds:
-        """Return how much of each head's attention goes to the previous token, the first one, and by induction.
+        """Measure each head's attention to the previous token, to the first token, and by induction.
 
-        Without a prompt it is a text of repeats: `num_tokens` random tokens, which `seed` chooses, and the same ones
-        again. MemoryBudgetError if the patterns of all heads take more than a gigabyte.
+        The default prompt is a sequence of `num_tokens` random tokens (from `seed`), repeated once. MemoryBudgetError
+        if the attention weights of all heads take more than a gigabyte.
         """
         llama = self._llama
         if prompt is None:
@@ -99,9 +99,9 @@ class Inspector(Generic[LlamaT]):
     def attribution(
         self, text: Prompt, word: Word, *, against: Word | None = None, position: int = -1
     ) -> attribution.Attribution:
-        """Divide the logit of a word after a position among the additions to the stream.
+        """Attribute the logit of a word after a position to the components that add to the residual stream.
 
-        With `against` it is the difference of two logits: what favours the one word over the other.
+        With `against`, the difference between the two words' logits is attributed.
         """
         llama, target_id = self._llama, self._token(word)
         against_id = None if against is None else self._token(against)
@@ -116,14 +116,14 @@ class Inspector(Generic[LlamaT]):
         num_splits: int = 5,
         seed: int = 0,
     ) -> linear_probes.LinearProbe:
-        """Return how well a linear map reads a property from the stream of a token, before and after each layer.
+        """Measure how well a linear probe predicts a label from the residual stream, before and after each layer.
 
         Args:
-            examples: The name of a bundled task; or (prompt, label, group), where the last token's stream is read, and
-                a group, such as the examples of one word, is fitted or tested on as a whole.
-            ridge: The penalty on the map's length, for standardised streams.
-            num_splits: Random halves of the groups that are tested on in turn, no two alike; all where there are fewer.
-            seed: Chooses them.
+            examples: Name of a bundled task, or examples (prompt, label, group). The stream of the last token is
+                read. All examples of a group, such as one word's, are in the training or in the test half.
+            ridge: Ridge penalty on the probe's weights, for standardized streams.
+            num_splits: Number of different random splits of the groups into halves; all splits if there are fewer.
+            seed: Seed of the splits.
         """
         llama = self._llama
         if isinstance(examples, str):
@@ -141,14 +141,14 @@ class Inspector(Generic[LlamaT]):
         stride: int = 4,
         seed: int = 0,
     ) -> after_error.AfterError:
-        """Return how surprised the model is by a text behind a wrong token in it, by distance, in the mean.
+        """Measure how much a wrong token raises the surprise of the tokens after it, by distance, averaged over places.
 
         Args:
-            texts: English sentences that are bundled, where left out.
-            kind: Whether the wrong token is the likeliest one, or random.
-            num_tokens: The distances: 1 to this one.
-            stride: Every so many tokens of a text are replaced, one at a time, from the fifth on.
-            seed: Chooses random tokens.
+            texts: Texts; the default is a bundled set of English sentences.
+            kind: The wrong token: "likely", the most likely other token, or "random".
+            num_tokens: Largest distance that is measured; distances start at 1.
+            stride: Distance between the replaced tokens; one is replaced at a time, beginning with the fifth.
+            seed: Seed of the random tokens.
         """
         llama = self._llama
         return after_error.surprise_after_error(
@@ -157,7 +157,7 @@ class Inspector(Generic[LlamaT]):
         )  # fmt: skip
 
     def neurons(self, text: Prompt, layer: int, *, position: int = -1, k: int = 10) -> neurons.Neurons:
-        """Return the neurons of a layer that fire most for a token, with their values on every token of the text."""
+        """Return the neurons of a layer with the largest activations at a position, with their values on all tokens."""
         llama = self._llama
         seen = trace(llama.runner, llama.encode(text), names=neurons.NAMES, layers=[layer])
         return neurons.top_neurons(llama.config, seen, layer, position=position, k=k)
@@ -171,17 +171,17 @@ class Inspector(Generic[LlamaT]):
         k: int = 10,
         unpack: bool = False,
     ) -> "Lesson":
-        """Take one step of training on a text, on a copy: losses, gradient, and the predictions after it.
+        """Take one training step on a copy of the model; return losses, gradients, and the predictions afterwards.
 
         Args:
-            text: The text, of at least two tokens.
-            optimizer: torch's, with its defaults but for the rate and no weight decay.
-            learning_rate: Above 0.
-            k: How many of the most probable next tokens are returned.
-            unpack: Unpack the copy of a model with packed weights, which cannot learn as they are; adapters are merged.
+            text: Text of at least two tokens.
+            optimizer: Name of a torch optimizer, used with its defaults except the learning rate and no weight decay.
+            learning_rate: Learning rate, above 0.
+            k: Number of most likely next tokens to return.
+            unpack: Dequantize the copy of a model with packed weights, which cannot be trained; merges adapters.
 
         Raises:
-            InputError: For a text of one token, or a model with packed weights and no `unpack`.
+            InputError: For a text of one token, or a model with packed weights without `unpack`.
         """
         need_torch("a step of training")
         from llamarium.inspect.probes.learning import learn
@@ -202,10 +202,10 @@ class Inspector(Generic[LlamaT]):
         k: int = 10,
         **options: Unpack[GenerationOptions],
     ) -> SamplerSteps:
-        """Follow step by step how the next token of an answer is chosen: the one that `generate` gives.
+        """Return the steps of the sampler that choose the next token, the same token as in `generate`.
 
-        Prompt, options and errors are those of `generate`; without a seed it is a fresh one. `answer_ids` are the
-        tokens of the answer so far, and `k` candidates are kept after each step.
+        For prompt, options and errors see `generate`; without a seed a random one is used. `answer_ids` are the tokens
+        generated so far. `k` candidates are kept after each step.
         """
         llama, params = self._llama, self._llama.sampling_params(params, **options)
         grammar, stops = compiled(llama, params), {*llama.stop_ids, *params.stop_token_ids}
@@ -221,9 +221,9 @@ class Inspector(Generic[LlamaT]):
         )
 
     def variant(self, name: VariantName, *, seed: int = 0) -> LlamaT:
-        """Return the same model with its weights stored otherwise, or with another head, made in memory.
+        """Return a variant of the model, made in memory: quantized otherwise, or with another head.
 
-        Names and errors are those of `interventions.variants.variant_of`; `seed` is of random rows.
+        For names and errors see `interventions.variants.variant_of`; `seed` is for random rows.
         """
 
         def build() -> "LlamaForCausalLM":
@@ -237,9 +237,9 @@ class Inspector(Generic[LlamaT]):
         return other
 
     def compare(self, text: Prompt, against: LlamaT, *, k: int = 5) -> comparison.Comparison:
-        """Compare the pass of another model over the same text: streams layer by layer, and predictions.
+        """Compare the forward pass with that of another model on the same text: residual streams and predictions.
 
-        `against` is the reference: a variant of this one, an edited one, or a checkpoint of the same training run.
+        `against` is the reference model: a variant, an edited model, or another checkpoint of the same training run.
         InputError if shapes or vocabularies differ.
         """
         llama, ids = self._llama, self._llama.encode(text)
@@ -251,18 +251,18 @@ class Inspector(Generic[LlamaT]):
         return comparison.compare_passes(*pair, k=k, tokenizer=llama.optional_tokenizer)
 
     def token_cost(self, prompt: Prompt) -> TokenCost:
-        """Count what the last token of a prompt costs, with the KV cache and without it.
+        """Count the operations for the last token of a prompt, with and without the KV cache.
 
-        Errors are those of `probes.cost.token_cost`.
+        For errors see `probes.cost.token_cost`.
         """
         return token_cost(self._llama.runner, self._llama.encode(prompt))
 
     @contextmanager
     def edited(self, *edits: "Edit", experiment: "Experiment | None" = None) -> Generator[LlamaT]:
-        """Yield the same model with edits, for one thread: it generates and is traced by PyTorch, in float32.
+        """Yield the model with edits applied, in PyTorch and float32, for use in one thread.
 
-        Edits are those of `llamarium.inspect.interventions.edits`, in order; an experiment is another mask or rotation.
-        The model itself and its other users are unaffected.
+        Edits are those of `llamarium.inspect.interventions.edits`, applied in order; an experiment replaces the
+        attention mask or the rotation. The original model is unaffected.
         """
         need_torch("an edit")
         from llamarium.inspect.interventions.edits import edited
@@ -275,10 +275,10 @@ class Inspector(Generic[LlamaT]):
     def effect(
         self, text: Prompt, *edits: "Edit", word: Word | None = None, position: int = -1, k: int = 10
     ) -> "Effect":
-        """Compare the next token after a position without edits and with them, both in float32.
+        """Compare the predictions after a position without and with edits, both in float32.
 
-        The edits are applied in order; `word` is reported whatever its rank.
-        AnswerError if the logits with the edits are not finite.
+        Edits are applied in order. `word` is included whatever its rank. AnswerError if the logits with the edits are
+        not finite.
         """
         need_torch("an edit")
         from llamarium.inspect.interventions.edits import effect_of
@@ -300,7 +300,7 @@ class Inspector(Generic[LlamaT]):
         positions: Sequence[int] | None = None,
         budget_mb: float = 1024,
     ) -> Trace:
-        """Trace a text with another mask or rotation; options as for `Llama.trace`."""
+        """Trace a text with another attention mask or rotation; for the options see `Llama.trace`."""
         need_torch("an experiment")
         from llamarium.inspect.interventions.edits import edited
         from llamarium.inspect.interventions.experiments import trace_experiment
@@ -314,10 +314,10 @@ class Inspector(Generic[LlamaT]):
     def steer(
         self, toward: Prompt, away: Prompt, layer: int, *, scale: float = 1.0, positions: Iterable[int] | None = None
     ) -> "Edit":
-        """Return the edit that adds the difference of two prompts to the stream after a layer, for `edited`.
+        """Return an edit, for `edited`, that adds the difference of two prompts' residual streams after a layer.
 
-        The streams are those at the prompts' last tokens. A negative `scale` steers away; `positions` are where it is
-        added.
+        The streams are those of the prompts' last tokens. A negative `scale` steers in the opposite direction;
+        `positions` are the tokens that it is added to.
         """
         need_torch("an edit")
         from llamarium.inspect.interventions.edits import steer
@@ -337,12 +337,12 @@ class Inspector(Generic[LlamaT]):
         layers: Collection[int] | None = None,
         positions: Sequence[int] | None = None,
     ) -> "PatchGrid":
-        """Put activations of a second prompt, `source`, into the pass of the first, at each layer and token.
+        """Patch activations of the prompt `source` into the forward pass of `base`, for each layer and token.
 
-        What is measured is the logit of `word` after the last token, less that of `against`.
+        The result is the logit of `word` after the last token, minus that of `against`.
 
         Returns:
-            The grid; `cells()` runs it, and yields each cell when it is done.
+            The grid; `cells()` computes it and yields each cell.
 
         Raises:
             InputError: For prompts of different lengths.
@@ -365,7 +365,7 @@ class Inspector(Generic[LlamaT]):
         )
 
     def _token(self, word: Word) -> int:
-        """Return the id of a word's token; InputError if it is no single token."""
+        """Return the token id of a word; InputError if it is not a single token."""
         if not isinstance(word, str | int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"the word is {type(word).__name__}; expected text, or a token id")
         if isinstance(word, int):

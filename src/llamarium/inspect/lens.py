@@ -1,8 +1,8 @@
-"""The logit lens: what the model would predict if it stopped after each layer.
+"""The logit lens: the model's predictions from the residual stream after each layer.
 
-Every layer adds to one residual stream, and the head reads that stream at the end. Reading it earlier with the same
-norm and head shows where in the depth a prediction forms: after a layer's attention ("resid_mid" of a trace), and after
-its MLP ("resid").
+Every layer adds to the residual stream, and the head reads it at the end. Applying the final norm and the head earlier
+shows in which layer a prediction forms: after a layer's attention ("resid_mid" in a trace), and after its MLP
+("resid").
 
 Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
 """
@@ -24,19 +24,19 @@ from llamarium.tokenizer.base import Tokenizer
 Half = Literal["attention", "mlp"]
 
 STREAMS: dict[Half, str] = {"attention": "resid_mid", "mlp": "resid"}
-"""The stream after each half of a layer, in the order of computation, as a trace calls it."""
+"""Name in a trace of the residual stream after each half of a layer, in the order of computation."""
 
-_Place = tuple[int, Half]  # a layer, and after which half of it
+_Place = tuple[int, Half]  # a layer, and the half of it that precedes the reading
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenToken:
-    """The prediction of one given token.
+    """The prediction of one chosen token.
 
     Attributes:
         probability: P(token | context).
-        logprob: Its natural logarithm.
-        rank: 1 if no other token is more probable, 2 if one is, ...
+        logprob: Natural logarithm of the probability.
+        rank: Rank among all tokens, 1 for the most likely.
     """
 
     probability: float
@@ -46,12 +46,13 @@ class ChosenToken:
 
 @dataclass(frozen=True, slots=True)
 class LensLayer(JsonView):
-    """The predictions at one place in the depth.
+    """The predictions after one half of a layer.
 
     Attributes:
-        candidates: For each of the lens's positions the most probable next tokens, the best first.
-        after: Which half of the layer has been added.
-        chosen: For each position the prediction of the chosen token; empty without one.
+        layer: Index of the layer.
+        candidates: For each position of the lens, the most likely next tokens, best first.
+        after: "attention" or "mlp": the half of the layer that was added last.
+        chosen: For each position, the prediction of the chosen token; empty without one.
     """
 
     layer: int
@@ -62,12 +63,13 @@ class LensLayer(JsonView):
 
 @dataclass(frozen=True, slots=True)
 class Lens(JsonView):
-    """The predictions at every traced layer.
+    """The predictions of the logit lens at all traced layers.
 
     Attributes:
-        positions: The tokens whose successors are predicted.
-        layers: One entry for each traced place, in the order of computation; after the MLP of the last layer it is the
-            model's own prediction.
+        token_ids: Token ids of the text.
+        positions: Positions whose next token is predicted.
+        layers: Predictions in the order of computation; the one after the last layer's MLP is the model's output.
+        chosen_id: Id of the chosen token, or None.
     """
 
     token_ids: tuple[int, ...]
@@ -79,14 +81,18 @@ class Lens(JsonView):
 def lens(
     runner: Runner, trace: Trace, k: int = 5, tokenizer: Tokenizer | None = None, *, chosen_id: int | None = None
 ) -> Lens:
-    """Read the residual stream of each traced layer with the model's own norm and head; see `Inspector.lens`.
+    """Apply the model's final norm and head to the residual stream of each traced layer; see `Inspector.lens`.
 
-    `trace` holds "resid" of the layers that are read after their MLP, "resid_mid" of those after their attention.
-    `tokenizer` gives the candidates their texts.
+    Args:
+        runner: Executes the model.
+        trace: A trace with "resid" for predictions after the MLP, and "resid_mid" for those after attention.
+        k: Number of candidates per position.
+        tokenizer: Provides the candidates' texts.
+        chosen_id: A token whose prediction is included.
 
     Raises:
-        InputError: If the trace holds no residual stream, or for a `k` or a token outside the vocabulary.
-        AnswerError: If what the head makes of a stream is not finite.
+        InputError: If the trace has no residual stream, or `k` or the token is outside the vocabulary.
+        AnswerError: If logits are not finite.
     """
     vocab_size = runner.config.vocab_size
     check_count(k, "k", vocab_size)
@@ -99,7 +105,7 @@ def lens(
         raise InputError('the trace holds no residual stream; trace with names=["resid"] (or more)')
     layers: list[LensLayer] = []
     num_positions = len(trace.positions)
-    step = max(1, forward.num_rows(vocab_size) // num_positions)  # places that share one read of the head
+    step = max(1, forward.num_rows(vocab_size) // num_positions)  # readings that share one product with the head
     for group in (places[start : start + step] for start in range(0, len(places), step)):
         best: list[tuple[Candidate, ...]] = []
         chosen: list[ChosenToken] = []
@@ -115,7 +121,7 @@ def lens(
 
 
 def predictions_of(logits_CV: Floats, token_id: int) -> Iterator[ChosenToken]:
-    """Yield the prediction of a token at each row of logits, (C, V)."""
+    """Yield the prediction of a token for each row of logits, (C, V)."""
     logprobs_C = log_softmax(logits_CV)[:, token_id]
     ranks_C = (logits_CV > logits_CV[:, token_id, None]).sum(-1) + 1
     return map(ChosenToken, np.exp(logprobs_C).tolist(), logprobs_C.tolist(), ranks_C.tolist())

@@ -1,4 +1,4 @@
-"""The methods of a `Llama` that measure and inspect it, on its own runner. Never torch."""
+"""The methods of a `Llama` that measure and inspect it, on its own runner. Torch-free."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Self

@@ -1,9 +1,9 @@
-"""The geometry of the embedding table: rows of like direction, and arithmetic on rows.
+"""The geometry of the embedding table: cosine similarity between rows, and arithmetic on rows.
 
-A row of the table is all that the model has of a token without context. Words of like use have rows of like direction,
-which the cosine measures. "king - man + woman" is arithmetic on three rows as they stand in the table, and the result
-is the row of the nearest direction. gensim and word2vec scale rows to length one first; here the sum is the one of the
-table's rows (`docs/decisions/0019-what-the-shell-says.md`).
+An embedding row is the model's representation of a token without context. Words with similar use have rows with similar
+directions, which the cosine measures. "king - man + woman" is arithmetic on three rows, and its result is the row with
+the nearest direction. gensim and word2vec normalize rows before they add them; here the rows are added unscaled
+(`docs/decisions/0019-what-the-shell-says.md`).
 
 Source: Mikolov et al. 2013, "Linguistic Regularities in Continuous Space Word Representations".
 """
@@ -24,23 +24,23 @@ from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
 Word = str | int
-"""A word, or the id of a token."""
+"""A word, or a token id."""
 
 Ids = NDArray[np.int64]
 
 Table = Runner | Callable[[Ids], Floats]
-"""The model whose table it is, or what returns rows by their numbers: (C,) to (C, D)."""
+"""A model with an embedding table, or a function that returns rows by their ids: (C,) to (C, D)."""
 
-CHUNK_ROWS = 512  # rows that are held in float32 at a time: what a processor's caches hold
+CHUNK_ROWS = 512  # rows in float32 at a time; they fit into a processor's cache
 
-_ROUNDING = 0.025  # by how much roundings may change a cosine: 8 bits of inputs in groups of 32 by 32^0.5 / 254 at most
+_ROUNDING = 0.025  # bound on the error of a cosine: 32^0.5 / 254 for inputs of 8 bits in groups of 32
 
 _kept_lengths: WeakKeyDictionary[Runner, Floats] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class QueryWord:
-    """A word of the query, its token and its printable piece: " king" within a sentence, "king" at its beginning."""
+    """A word of the query with its token; `text` is the token's text, such as " king" within a sentence."""
 
     sign: Literal["+", "-"]
     word: str
@@ -50,7 +50,7 @@ class QueryWord:
 
 @dataclass(frozen=True, slots=True)
 class Neighbor:
-    """A row of a near direction: a cosine of 1 is the same direction, 0 a right angle."""
+    """A token whose row is near the query, with the cosine between both."""
 
     token_id: int
     text: str
@@ -59,7 +59,7 @@ class Neighbor:
 
 @dataclass(frozen=True, slots=True)
 class Neighbors(JsonView):
-    """Result of `neighbors`: the words and their tokens, and the nearest rows, the nearest first."""
+    """Result of `neighbors`: the query's words and tokens, and the nearest tokens, nearest first."""
 
     query: tuple[QueryWord, ...]
     neighbors: tuple[Neighbor, ...]
@@ -67,7 +67,7 @@ class Neighbors(JsonView):
 
 @dataclass(frozen=True, slots=True)
 class Similarity(JsonView):
-    """Result of `similarity`: two words and their tokens, and the cosine of the angle between their rows."""
+    """Result of `similarity`: two words with their tokens, and the cosine between their rows."""
 
     word: QueryWord
     other: QueryWord
@@ -83,12 +83,22 @@ def neighbors(
     plus: str | Sequence[Word] = (),
     k: int = 10,
 ) -> Neighbors:
-    """Rank the rows of the embedding table by their cosine with the sum of rows `word` - `minus` + `plus`.
+    """Rank the rows of the embedding table by cosine similarity to the row sum `word` - `minus` + `plus`.
 
-    A word is looked up with a space before it first, as it stands within a sentence, and without one if that is no
-    single token; a number is a token's id. `minus` and `plus` are one word, or several. The tokens of the words
-    themselves, with and without the space, are left out of the ranking, of which the first `k` are returned.
-    InputError if a word is no single token (its pieces are named), or `k` is out of range.
+    A word is first looked up with a leading space, as within a sentence, and without it if that is not a single token;
+    an int is a token id. `minus` and `plus` are one word or several. The tokens of the query's words, with and without
+    the space, are excluded from the ranking.
+
+    Args:
+        table: A model, or a function that returns rows.
+        tokenizer: The model's tokenizer.
+        word: First word of the query.
+        minus: Words to subtract.
+        plus: Words to add.
+        k: Number of neighbors to return.
+
+    Raises:
+        InputError: If a word is not a single token (the message lists its tokens), or `k` is out of range.
     """
     taken, added = _words(minus), [word, *_words(plus)]
     query = [
@@ -108,9 +118,9 @@ def neighbors(
 
 
 def similarity(table: Table, tokenizer: Tokenizer, word: Word, other: Word) -> Similarity:
-    """Return the cosine of the angle between two words' rows; words are looked up as in `neighbors`.
+    """Return the cosine similarity of two words' rows; words are looked up as in `neighbors`.
 
-    InputError if one of them is no single token (its pieces are named).
+    InputError if a word is not a single token (the message lists its tokens).
     """
     pair = _look_up(tokenizer, "+", word), _look_up(tokenizer, "+", other)
     rows_2D = _rows(table, np.array([found.token_id for found in pair]))
@@ -134,28 +144,28 @@ def _rows(table: Table, ids_C: Ids) -> Floats:
 
 
 def _direction(table: Table, query: Sequence[QueryWord]) -> Floats:
-    """Return the sum of the query's rows, scaled to length one, (D,)."""
+    """Return the sum of the query's rows, normalized, (D,)."""
     signs_Q1 = np.array([[1.0 if word.sign == "+" else -1.0] for word in query], np.float32)
     sum_1D = (signs_Q1 * _rows(table, np.array([word.token_id for word in query]))).sum(0, keepdims=True)
     return sum_1D[0] / _lengths_of(sum_1D)
 
 
 def _candidates(table: Table, num_rows: int, vector_D: Floats, count: int) -> Ids:
-    """Return ids that contain the `count` nearest rows, (C,): every row, or of a table in place, few.
+    """Return ids that include those of the `count` nearest rows, (C,): all ids, or a few with the C kernels.
 
-    Its product takes a twentieth of the time of unpacking the table. It is equal but for roundings, which change no
-    cosine by more than `_ROUNDING`.
+    The kernels' product with the table takes a twentieth of the time of dequantizing it. Its rounding changes a cosine
+    by up to `_ROUNDING`.
     """
     every_V = np.arange(num_rows)
     if callable(table) or not table.is_native:
         return every_V
     cosines_V = (table.product(EMBEDDING, vector_D[None])[0] / _row_lengths(table))[:num_rows]
     is_far_V = cosines_V < cosines_V[largest(cosines_V, count)[-1]] - 2 * _ROUNDING
-    return every_V[~is_far_V]  # a NaN is never far
+    return every_V[~is_far_V]  # a NaN compares false, and is kept
 
 
 def _row_lengths(runner: Runner) -> Floats:
-    """Return the length of every row of the table, (V,), measured once: a runner's weights are frozen."""
+    """Return the norm of every row of the table, (V,), cached per runner, whose weights are frozen."""
     if runner not in _kept_lengths:
         parts = split(np.arange(runner.weights[EMBEDDING].shape[0]), CHUNK_ROWS)
         _kept_lengths[runner] = np.concatenate([_lengths_of(_rows(runner, ids_C)) for ids_C in parts])

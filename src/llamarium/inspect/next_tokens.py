@@ -1,7 +1,6 @@
-"""The auto-regressive loop as data: show the candidates, append the best one, repeat.
+"""Greedy generation as data: the candidates of each step and the token that was chosen.
 
-This is generation itself, with the real prefill, the real decode step and a KV cache; only the sampler is replaced by
-"the most probable".
+It runs the same prefill and decode steps as `generate`, with a KV cache; only the sampler is replaced by argmax.
 """
 
 from collections.abc import Collection, Iterator
@@ -17,9 +16,14 @@ from llamarium.tokenizer.base import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class NextStep(JsonView):
-    """One turn of the loop, the first of which is step 1.
+    """A step of greedy generation.
 
-    `context` is the text so far, and `context_ids` its ids, BOS included; the next step's context ends with `chosen`.
+    Attributes:
+        step: Number of the step, from 1.
+        context: The text so far.
+        context_ids: Its token ids, including BOS.
+        candidates: The most likely next tokens, best first.
+        chosen: The first candidate, which is appended to the context.
     """
 
     step: int
@@ -39,14 +43,22 @@ def follow_next_tokens(
     stop_ids: Collection[int] | None = None,
     kv_cache_dtype: CacheDtype = "auto",
 ) -> Iterator[NextStep]:
-    """Follow the greedy continuation of `text`, yielding each step as it is made, with its `k` best candidates.
+    """Yield the steps of a greedy continuation of `text`.
 
-    BOS is put first where the tokenizer has one. It ends after `steps` tokens, or early at a stop id: one of
-    `stop_ids`, or if that is None of the tokenizer's end-of-text ids.
+    BOS is prepended if the tokenizer adds it.
+
+    Args:
+        runner: Executes the model.
+        tokenizer: The model's tokenizer.
+        text: The text to continue.
+        k: Number of candidates per step.
+        steps: Maximum number of steps.
+        stop_ids: Ids at which to stop early; None for the tokenizer's end-of-text ids.
+        kv_cache_dtype: KV cache dtype.
 
     Raises:
-        InputError: If the text has no tokens, or `k` or `steps` are out of range.
-        ContextLengthError: If text and steps are more than the context holds.
+        InputError: If the text has no tokens, or `k` or `steps` is out of range.
+        ContextLengthError: If the text and the steps exceed the context length.
         AnswerError: If the model's logits are not finite.
     """
     check_count(k, "k", runner.config.vocab_size)

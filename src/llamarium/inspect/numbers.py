@@ -1,4 +1,4 @@
-"""Numerics of the views, in numpy and float32, and the JSON form of what they return."""
+"""Numerical helpers of inspections, in numpy and float32, and the JSON form of their results."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ _AXES = re.compile(r"_[A-Z][A-Z0-9]*$")
 
 
 class JsonView:
-    """Base of a dataclass with a JSON form: its fields without the axes in their names, and computed properties."""
+    """Base of dataclasses with a JSON form: fields, without axis suffixes in their names, and computed properties."""
 
     __slots__ = ()
     computed: ClassVar[tuple[str, ...]] = ()
@@ -23,7 +23,7 @@ class JsonView:
 
 
 def as_json(value: Any) -> Any:
-    """Return dataclasses as dicts, sequences and arrays as lists, and other values as they are."""
+    """Convert dataclasses to dicts, and sequences and arrays to lists; return other values unchanged."""
     if is_dataclass(value):
         names = (*(field.name for field in fields(value)), *getattr(value, "computed", ()))
         return {_AXES.sub("", name): as_json(getattr(value, name)) for name in names}
@@ -39,8 +39,8 @@ FloatsT = TypeVar("FloatsT", NDArray[np.float32], NDArray[np.float64])
 
 
 def as_array(logits: Any) -> Floats:
-    """Return a runner's logits as float32 of numpy; those of other devices are torch's."""
-    return logits if isinstance(logits, np.ndarray) else logits.float().cpu().numpy()  # sync: to look at
+    """Return a runner's logits, an array or a tensor on any device, as a float32 array."""
+    return logits if isinstance(logits, np.ndarray) else logits.float().cpu().numpy()  # sync: inspection only
 
 
 def log_softmax(logits_TV: FloatsT) -> FloatsT:
@@ -51,7 +51,7 @@ def log_softmax(logits_TV: FloatsT) -> FloatsT:
 
 
 def softmax(scores_TS: Floats) -> Floats:
-    """Return the softmax over the last axis; a row needs one score that is finite."""
+    """Return the softmax over the last axis; each row needs a finite score."""
     out_TS = scores_TS - scores_TS.max(-1, keepdims=True)
     np.exp(out_TS, out=out_TS)
     out_TS /= out_TS.sum(-1, keepdims=True)
@@ -59,32 +59,32 @@ def softmax(scores_TS: Floats) -> Floats:
 
 
 def largest(values_V: NDArray[Any], k: int) -> NDArray[np.int64]:
-    """Return the indices of the k largest numbers, from the largest on, the lowest index among equals."""
-    floor = values_V.max() if k == 1 else np.partition(values_V, -k)[-k]  # ten times as fast
-    ids = np.flatnonzero(~(values_V < floor))  # NaN is never below
+    """Return the indices of the k largest numbers, in descending order; ties are broken by the lower index."""
+    floor = values_V.max() if k == 1 else np.partition(values_V, -k)[-k]  # max is ten times faster than partition
+    ids = np.flatnonzero(~(values_V < floor))  # includes NaN, which compares false
     return ids[np.argsort(-values_V[ids], kind="stable")][:k]
 
 
 def lengths(x_TD: NDArray[Any]) -> NDArray[Any]:
-    """Return the length of each vector of the last axis."""
+    """Return the Euclidean norm over the last axis."""
     return np.sqrt(np.square(x_TD).sum(-1))
 
 
 def split(rows: NDArray[Any], count: int) -> Iterator[NDArray[Any]]:
-    """Yield so many rows at a time, the last ones perhaps fewer."""
+    """Yield up to `count` rows at a time."""
     return (rows[start : start + count] for start in range(0, len(rows), count))
 
 
 def causal_mask(positions_T: NDArray[Any], num_keys: int, window: int | None) -> NDArray[np.bool_]:
-    """Return (T, S): True where the query at a position sees a key; see `attention.base.causal_mask`."""
+    """Return the causal mask, bool (T, S), True where a query attends to a key; see `attention.base.causal_mask`."""
     distance_TS = positions_T[:, None] - np.arange(num_keys)
     return distance_TS >= 0 if window is None else (distance_TS >= 0) & (distance_TS < window)
 
 
 def scores_of(q_TNH: Floats, k_SKH: Floats, visible_TS: NDArray[np.bool_]) -> Floats:
-    """Return q·k / sqrt(H), -inf where the mask hides a key: (N, T, S); head n reads key-value head n // G.
+    """Return the attention scores q·k / sqrt(H), -inf where masked: (N, T, S); head n uses key-value head n // G.
 
-    Equal to `attention.attend_eagerly`; tests hold the two together.
+    Tests compare it with `attention.attend_eagerly`.
     """
     num_tokens, num_heads, head_dim = q_TNH.shape
     q_KGTH = q_TNH.transpose(1, 0, 2).reshape(k_SKH.shape[1], -1, num_tokens, head_dim)

@@ -4,8 +4,8 @@ By the chain rule it is the product of the tokens' probabilities: log P(w_1 ... 
 log P(w_i | w_<i). Perplexity is the inverse of their geometric mean: the number of equally likely tokens that would be
 as hard to predict.
 
-The first token has nothing before it and so no probability. A model with a begin-of-sequence token puts that first,
-and then every token of the text has one.
+The first token has no context, and so no probability. If the model has a BOS token, it is prepended, and every token of
+the text has a probability.
 """
 
 import math
@@ -29,9 +29,11 @@ class TokenScore:
     """One token of the text.
 
     Attributes:
-        logprob: log P(token | those before), natural; None for the first. Equal to the one reported with an answer's
-            own tokens, where its bits do (`Runner.is_row_exact`).
-        rank: 1 if no other token was more probable, 2 if one was, ...; None where `logprob` is.
+        token_id: Id of the token.
+        logprob: log P(token | context), natural; None for the first. Bit-identical to the logprob that generation
+            reports if `Runner.is_row_exact`.
+        rank: Rank among all tokens, 1 for the most likely; None for the first token.
+        text: The token's text, or None without a tokenizer.
     """
 
     token_id: int
@@ -42,7 +44,7 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class Score(JsonView):
-    """The probability of a text; `tokens` are in order, BOS included."""
+    """The log-probabilities of a text's tokens, in order, including BOS."""
 
     computed = "total_logprob", "perplexity"
 
@@ -50,17 +52,17 @@ class Score(JsonView):
 
     @property
     def logprobs(self) -> tuple[float | None, ...]:
-        """The log P(w_i | w_<i) of each token; None for the first."""
+        """Log-probability log P(w_i | w_<i) of each token; None for the first."""
         return tuple(token.logprob for token in self.tokens)
 
     @property
     def num_scored(self) -> int:
-        """Tokens that have a probability."""
+        """Number of tokens with a probability."""
         return len(self.tokens) - 1
 
     @property
     def total_logprob(self) -> float:
-        """The logarithm of the product of the chain; 0 for a single token, the empty product."""
+        """Sum of the log-probabilities; 0 for a single token."""
         return math.fsum(token.logprob for token in self.tokens if token.logprob is not None)
 
     @property
@@ -72,7 +74,7 @@ class Score(JsonView):
 
 
 def e_to_the(mean_nats: float) -> float:
-    """Return the perplexity of a mean of -log P; e^710 is no float64, and so infinite."""
+    """Return the perplexity for a mean of -log P in nats; infinite above the range of float64."""
     return math.inf if mean_nats > 709 else math.exp(mean_nats)
 
 
@@ -81,11 +83,11 @@ def score(runner: Runner, ids: Sequence[int]) -> Score:
 
     Args:
         runner: Executes the model.
-        ids: Its token ids, with BOS first if the model has one.
+        ids: Its token ids, beginning with BOS if the model has one.
 
     Raises:
-        InputError: If there are none, or ids outside the vocabulary.
-        ContextLengthError: If there are more than the context holds.
+        InputError: If there are no ids, or some are outside the vocabulary.
+        ContextLengthError: If there are more than the context length.
         AnswerError: If the model's logits are not finite.
     """
     known = check_ids(runner.config, ids)
@@ -101,25 +103,25 @@ def score(runner: Runner, ids: Sequence[int]) -> Score:
 
 
 def score_text(runner: Runner, tokenizer: Tokenizer, text: str) -> Score:
-    """Score a text, BOS put first where the tokenizer has one, with each token's piece.
+    """Score a text and include each token's text; BOS is prepended if the tokenizer adds it.
 
     Raises:
         TokenizerError: If the text cannot be encoded.
         InputError: If it has no tokens.
-        ContextLengthError: If it has more than the context holds.
+        ContextLengthError: If it has more tokens than the context length.
     """
     found = score(runner, tokenizer.encode(text))
     return Score(tuple(replace(token, text=tokenizer.token_text(token.token_id)) for token in found.tokens))
 
 
 class ScoredTokens(NamedTuple):
-    """A model's predictions of C tokens that followed.
+    """A model's predictions of the C tokens that followed.
 
     Attributes:
         ids_C: int64; the tokens.
-        logprobs_C: float32; log P(token | those before), natural.
-        ranks_C: int64; 1 where no other token was more probable.
-        greedy_C: bool; whether greedy decoding would have chosen the token.
+        logprobs_C: float32; log P(token | context), natural.
+        ranks_C: int64; rank among all tokens, 1 for the most likely.
+        greedy_C: bool; True if greedy decoding would have chosen the token.
     """
 
     ids_C: NDArray[np.int64]
@@ -129,7 +131,7 @@ class ScoredTokens(NamedTuple):
 
 
 def scored_tokens(logits: Iterable[Floats], next_ids: Sequence[int]) -> Iterator[ScoredTokens]:
-    """Score the tokens that followed: (C, V) float32 logits, a few rows at a time as `logits_of` yields them."""
+    """Score the tokens that followed; `logits` are float32 (C, V) at a time, as `logits_of` yields them."""
     start = 0
     for logits_CV in logits:
         ids_C = np.array(next_ids[start : start + len(logits_CV)], np.int64)

@@ -1,4 +1,4 @@
-"""What a trace holds, by name and by shape, and its size; nothing is run."""
+"""Names, shapes and sizes of the activations of a trace, computed from the config without running the model."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,14 +15,21 @@ from llamarium.runtime.adapter import LAYER_LINEARS
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key, axis_sizes
 
-_BYTES = 4  # of a number: all are float32
+_BYTES = 4  # float32
 
-_EXACT_CHUNK = 256  # tokens of a batch where cutting a text changes no bit: bounds what a trace holds for a while
+_EXACT_CHUNK = 256  # tokens per batch if splitting a text does not change bits; bounds temporary memory
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationShape(JsonView):
-    """An activation by public name: a letter for each axis as in `ACTIVATIONS`, their sizes, and float32 bytes."""
+    """The shape of an activation.
+
+    Attributes:
+        key: Public name, such as "layers.3.q".
+        axes: A letter per axis, as in `ACTIVATIONS`.
+        shape: Size of each axis.
+        num_bytes: Size in float32.
+    """
 
     key: str
     axes: str
@@ -38,7 +45,7 @@ def trace_shapes(
     layers: Collection[int] | None = None,
     positions: Sequence[int] | None = None,
 ) -> list[ActivationShape]:
-    """Return the shapes of a trace of that many tokens; arguments as for `trace`.
+    """Return the shapes of the activations in a trace of `num_tokens`; for the other arguments see `trace`.
 
     InputError for invalid names, layers or positions.
     """
@@ -51,13 +58,13 @@ def trace_shapes(
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """What a trace keeps, decided and weighed before the run.
+    """The contents of a trace, planned before the run.
 
     Attributes:
-        keys: The trace's keys, in the order of computation.
-        positions: The tokens on the T axes.
-        sizes: The length of each axis by its letter.
-        is_row_exact: Whether tokens can run once more, without the others, to be handed out.
+        keys: Keys of the activations, in the order of computation.
+        positions: Tokens on the T axes.
+        sizes: Size of each axis, by its letter.
+        is_row_exact: True if tokens can be computed again without the others, with the same bits.
     """
 
     keys: tuple[Key, ...]
@@ -76,34 +83,34 @@ class TracePlan:
         *,
         is_row_exact: bool = True,
     ) -> "TracePlan":
-        """Return the plan of a trace of that many tokens; invalid arguments are those of `trace`."""
+        """Return the plan of a trace of `num_tokens`; for the other arguments and errors see `trace`."""
         kept = indices(positions, num_tokens, "positions")
         keys = _keys_of(check_names(names), sorted(indices(layers, config.num_hidden_layers, "layers")))
         return cls(keys, kept, {"T": len(kept), "S": num_tokens, **axis_sizes(config)}, is_row_exact)
 
     @property
     def chunk(self) -> int:
-        """Tokens of a batch; all their rows are in memory until the unwanted ones are dropped."""
-        return piece_tokens(_EXACT_CHUNK) if self.is_row_exact else PREFILL_CHUNK  # PyTorch's bits hang on it
+        """Tokens per batch; all their activations are in memory until unneeded rows are dropped."""
+        return piece_tokens(_EXACT_CHUNK) if self.is_row_exact else PREFILL_CHUNK  # PyTorch's bits depend on the batch
 
     @property
     def tapped(self) -> set[Key]:
-        """Activations that the runner has to hand out."""
+        """Activations that the runner must return."""
         queries = {("q_rot", layer) for name, layer in self.keys if name in ("scores", "pattern")}
         return {key for key in self.keys if key[0] not in (*FROM_CACHE, "logits")} | queries
 
     @property
     def runs_every_token(self) -> bool:
-        """Whether the whole pass hands out the activations; otherwise some tokens run once more."""
+        """True if activations are taken from the pass over all tokens, False if needed tokens are computed again."""
         has_all = any(ACTIVATIONS[name].axes[0] == "S" for name, _ in self.tapped)
         return has_all or not self.is_row_exact or self.sizes["T"] == self.sizes["S"]
 
     def num_bytes(self, key: Key) -> int:
-        """Return the size of one activation."""
+        """Return the bytes of one activation."""
         return _BYTES * math.prod(self.sizes[a] for a in ACTIVATIONS[key[0]].axes)
 
     def working_bytes(self) -> int:
-        """Temporary memory: a batch's unwanted rows, and one layer's mask, scores and keys."""
+        """Return the bytes of temporary memory: a batch's unneeded rows, and a layer's mask, scores and keys."""
         s = self.sizes
         others = max(0, min(self.chunk, s["S"]) - s["T"]) if self.runs_every_token else 0
         by_token = (axes for name, _ in self.tapped if (axes := ACTIVATIONS[name].axes)[0] == "T")
@@ -115,7 +122,7 @@ class TracePlan:
         return batch + matrices + keys_and_values
 
     def check_budget(self, budget_mb: float) -> None:
-        """Refuse a trace over the budget; MemoryBudgetError with its size, and its largest names."""
+        """Check the size of the trace; MemoryBudgetError with its size and largest activations if it is too large."""
         by_name: dict[str, int] = {}
         for key in self.keys:
             by_name[key[0]] = by_name.get(key[0], 0) + self.num_bytes(key)
@@ -152,7 +159,7 @@ def _keys_of(names: Sequence[str], layers: Sequence[int]) -> tuple[Key, ...]:
 
 
 def check_names(names: Collection[str] | None) -> list[str]:
-    """Return the names in the order of computation; None is all."""
+    """Return activation names in the order of computation; None means all. InputError for an unknown name."""
     if not isinstance(names, Iterable | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"names is {show_value(names)}; expected some of {', '.join(ACTIVATIONS)}")
     wanted = list(ACTIVATIONS) if names is None else [names] if isinstance(names, str) else list(names)
@@ -164,7 +171,10 @@ def check_names(names: Collection[str] | None) -> list[str]:
 
 
 def indices(wanted: Collection[int] | None, size: int, what: str) -> tuple[int, ...]:
-    """Return indices, each once, in the order given, negative ones counted from the end; None is all."""
+    """Resolve indices: negative ones count from the end, duplicates are removed, None means all.
+
+    InputError if one is out of range.
+    """
     if wanted is None:
         return tuple(range(size))
     check_whole(wanted, what)
@@ -174,7 +184,7 @@ def indices(wanted: Collection[int] | None, size: int, what: str) -> tuple[int, 
 
 
 def check_finite(name: str, value: object, *, is_positive: bool = False) -> None:
-    """Refuse anything but a finite number, above 0 if it `is_positive`."""
+    """Check that a value is a finite number, and above 0 if `is_positive`; InputError if not."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InputError(f"{name} is {show_value(value)}; expected a finite number")
     if is_positive and value <= 0:
@@ -182,18 +192,18 @@ def check_finite(name: str, value: object, *, is_positive: bool = False) -> None
 
 
 def check_whole(wanted: object, what: str) -> None:
-    """Refuse anything but a list of whole numbers."""
+    """Check that a value is a collection of integers; InputError if not."""
     if not isinstance(wanted, Collection) or not all(isinstance(i, Integral) for i in cast("Collection[Any]", wanted)):
         raise InputError(f"{what} is {show_value(wanted)}; expected a list of whole numbers")
 
 
 def linear_key(layer: int, linear: str) -> str:
-    """Return the state-dict key of a layer's matrix."""
+    """Return the state-dict key of a layer's Linear, such as "q_proj" or "down"."""
     return f"model.layers.{layer}.{LAYER_LINEARS.get(linear.removesuffix('_proj'), linear)}.weight"
 
 
 def type_of(runner: Runner, key: str) -> str:
-    """Return the type that a matrix is stored as; InputError if it is unknown: its module has been replaced."""
+    """Return the stored type of a matrix; InputError if its module has been replaced and the type is unknown."""
     found = runner.weights.get(EMBEDDING if key == HEAD and runner.config.tie_word_embeddings else key)
     if found is None:
         name = key.removesuffix(".weight")

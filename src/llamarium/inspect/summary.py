@@ -1,6 +1,6 @@
 """A model's shape and costs: `llamarium info` as data.
 
-Parameters and operations follow from the config alone (`cost.py`); bytes and origins from the loaded model.
+Parameters and operations are computed from the config (`cost.py`), bytes and sources from the loaded model.
 """
 
 import re
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SourceGroup:
-    """Weights of one kind and origin: the q projections of 16 layers, say.
+    """Weights of the same kind and source, such as the q projections of 16 layers.
 
     Attributes:
-        pattern: Their state-dict key, "*" for the layer.
-        layers: Their layers; empty for a weight outside the layers.
-        name: Their name there, "*" for the layer.
-        stored_dtype: Their type there.
-        dtype: Their type in memory.
-        permuted: Whether their rows were in Meta's interleaved order and are now in the half-split one.
-        tied_to: The key whose storage they share, or None.
-        num_bytes: All together in memory; 0 when tied.
+        pattern: State-dict key, with "*" for the layer.
+        shape: Shape of each weight.
+        name: Name in the file, with "*" for the layer.
+        stored_dtype: Type in the file.
+        dtype: Type in memory.
+        permuted: True if rows were permuted from Meta's interleaved order to half-split order.
+        tied_to: Key of the weight whose storage they share, or None.
+        layers: Layers of the weights; empty for a weight outside the layers.
+        files: Files that they were read from.
+        num_bytes: Total size in memory; 0 if tied.
     """
 
     pattern: str
@@ -51,14 +53,17 @@ class Summary:
     """A model's shape and costs.
 
     Attributes:
-        parameters: By part; a tied head is counted once.
-        bytes_by_dtype: Bytes of the weights in memory, by their type there; empty if nothing was loaded.
-        products: By type in memory, the backend of its products (C with its set of kernels, or PyTorch), and which.
-        flops_per_token: Operations for one new token without others before it.
+        config: The model's config.
+        parameters: Number of parameters by part; a tied head is counted once.
+        bytes_by_dtype: Bytes of the weights in memory, by type; empty if no model was loaded.
+        products: By type in memory, the backends of its products (C with a set of kernels, or PyTorch) and the weights
+            that each multiplies.
+        flops_per_token: Operations for one new token without context.
         flops_per_token_at_full_context: Operations for the last token of a full context.
-        kv_bytes_per_token: Of one cached token.
-        kv_bytes_at_full_context: Of a full context, for one sequence.
-        sources: Origins of the weights, in the order of the model.
+        kv_dtype: KV cache dtype.
+        kv_bytes_per_token: KV cache bytes per token.
+        kv_bytes_at_full_context: KV cache bytes of one sequence with a full context.
+        sources: Sources of the weights, in the order of the model.
         why_no_text: Reason why the model has no tokenizer; empty if it has one, or is a preset.
     """
 
@@ -75,7 +80,7 @@ class Summary:
     why_no_text: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values, with the parameters' total and the config as a `config.json`."""
+        """Return the summary as JSON values, with the total of the parameters and the config as in `config.json`."""
         groups = [asdict(group) | {"files": [str(file) for file in group.files]} for group in self.sources]
         return asdict(self) | {
             "config": self.config.to_hf(),
@@ -91,12 +96,12 @@ def summarize(
     kv_cache_dtype: CacheDtype = "auto",
     why_no_text: str = "",
 ) -> Summary:
-    """Summarize a model; without a loaded one, the KV cache is counted as bfloat16.
+    """Summarize a model; the default KV cache dtype is bfloat16 if it is not loaded.
 
     Args:
-        config: Its shape.
-        loaded: Its weights; None for a preset.
-        sources: The origins of its weights, as `load_weights` returns them.
+        config: The model's config.
+        loaded: The loaded model; None for a preset.
+        sources: Sources of its weights, as `load_weights` returns them.
         kv_cache_dtype: KV cache dtype.
         why_no_text: Reason why it has no tokenizer, if it has none.
     """
@@ -121,7 +126,7 @@ def summarize(
 
 
 def group_sources(sources: "Iterable[TensorSource]") -> tuple[SourceGroup, ...]:
-    """Group weights that differ in nothing but their layer and their shard."""
+    """Group weights that differ only in their layer and file."""
     groups: dict[tuple[str, tuple[int, ...], str, str, str, bool, str | None], list[TensorSource]] = {}
     for s in sources:
         alike = _star(s.key), s.shape, _star(s.name), s.stored_dtype, s.dtype, s.permuted, s.tied_to
@@ -145,7 +150,7 @@ def _star(name: str) -> str:
 
 
 def _bytes_by_dtype(runner: Runner | None, sources: "Sequence[TensorSource]") -> dict[str, int]:
-    """Sum what the sources say (a tied weight occupies nothing), or else what the model holds."""
+    """Return bytes by type, from the sources if there are any (tied weights have 0), or else from the runner."""
     held = [(s.dtype, s.num_bytes) for s in sources]
     if not held and runner is not None:
         held = [(weight.type_name, weight.num_bytes) for weight in runner.weights.values() if weight.num_bytes]

@@ -1,4 +1,4 @@
-"""Shared by views of a text: checks of ids before a pass, and the most probable tokens after it."""
+"""Helpers of inspections: validation of token ids, and the most likely tokens for logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Candidate(JsonView):
-    """A token that may come next.
+    """A possible next token.
 
     Attributes:
+        token_id: Id of the token.
         probability: P(token | context), the softmax of the logits.
-        logprob: Its natural logarithm.
-        text: The token's printable piece, or None without a tokenizer.
+        logprob: Natural logarithm of the probability.
+        text: The token's text, or None without a tokenizer.
     """
 
     token_id: int
@@ -33,17 +34,17 @@ class Candidate(JsonView):
 
 
 def check_count(value: object, name: str, limit: int) -> None:
-    """Refuse anything but a whole number within 1..`limit`; InputError with its name and value."""
+    """Check that a count is an integer between 1 and `limit`; InputError if not."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
         raise InputError(f"{name} is {show_value(value)}; expected a whole number within 1..{limit}")
 
 
 def check_ids(config: ModelConfig, ids: "Sequence[int] | Tensor") -> list[int]:
-    """Return the ids of one text as a list.
+    """Validate the token ids of one text and return them as a list.
 
     Raises:
-        InputError: Unless they are a flat, non-empty sequence of whole numbers within the vocabulary.
-        ContextLengthError: If there are more than the context holds.
+        InputError: If they are not a flat, non-empty sequence of integers within the vocabulary.
+        ContextLengthError: If there are more than the context length.
     """
     try:
         ids_T = np.asarray(ids.tolist() if hasattr(ids, "tolist") else ids)  # pyright: ignore
@@ -63,7 +64,7 @@ def check_ids(config: ModelConfig, ids: "Sequence[int] | Tensor") -> list[int]:
 
 
 def check_logits(logits_TV: Floats) -> None:
-    """Refuse logits that predict nothing, with an AnswerError."""
+    """Check that logits are finite; AnswerError if not."""
     if not np.isfinite(logits_TV).all():
         raise AnswerError(
             "the model's logits are not finite (NaN or infinite), so that they predict no token; `llamarium info` "
@@ -72,7 +73,7 @@ def check_logits(logits_TV: Floats) -> None:
 
 
 def top_candidates(logits_TV: Floats, k: int) -> list[tuple[Candidate, ...]]:
-    """Return the k most probable tokens of each row, the best first, the lowest id among equals.
+    """Return the k most likely tokens of each row, best first; ties are broken by the lower id.
 
     AnswerError if logits are not finite.
     """
@@ -87,19 +88,19 @@ def _best(logprobs_V: Floats, k: int) -> tuple[Candidate, ...]:
 
 
 def text_of(token_id: int, tokenizer: Tokenizer | None) -> str | None:
-    """Return a token's printable piece, or None without a tokenizer."""
+    """Return a token's text, or None without a tokenizer."""
     return None if tokenizer is None else tokenizer.token_text(token_id)
 
 
 def name_candidates(candidates: Sequence[Candidate], tokenizer: Tokenizer | None) -> tuple[Candidate, ...]:
-    """Give candidates their printable pieces."""
+    """Return candidates with their texts."""
     return tuple(replace(c, text=text_of(c.token_id, tokenizer)) for c in candidates)
 
 
 def tokens_of_word(tokenizer: Tokenizer, word: str | int) -> list[int]:
-    """Return the single tokens that stand for a word, the one with a space before it first; of an id, the id.
+    """Return the single tokens for a word: with a leading space, then without; for an id, the id.
 
-    InputError if there are none; the word's pieces are named.
+    InputError if there are none; the message lists the word's tokens.
     """
     if isinstance(word, int):
         return [check_token(word, tokenizer.vocab_size)]
@@ -116,7 +117,7 @@ def tokens_of_word(tokenizer: Tokenizer, word: str | int) -> list[int]:
 
 
 def check_token(token_id: object, vocab_size: int, name: str = "the token") -> int:
-    """Return a token's id; InputError if it is none."""
+    """Return a token id; InputError if it is not in the vocabulary."""
     if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
         raise InputError(f"{name} is {show_value(token_id)}; expected an id within 0..{vocab_size - 1}")
     return token_id

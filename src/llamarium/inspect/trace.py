@@ -1,12 +1,12 @@
-"""The glass box: a pass of the real model, with what it computed on the way.
+"""Traces: the activations of a forward pass.
 
-`trace` runs the runner that answers requests and takes what it hands out (`runtime/taps.py`): the same pass, the same
-bits, the same logits, in C or in modules. Scores and patterns, which no fused kernel ever holds, are recomputed from
-the same queries, and from the keys in the cache. A single step of decoding can be traced like a prompt, from the
-answer's own cache (`trace_steps`). Arrays are numpy's; a `Trace` gives tensors by public name.
+`trace` uses the same runner as requests and collects the activations that it returns (`runtime/taps.py`), so the
+logits are bit-identical to those of a request, in C or in PyTorch modules. Attention scores and weights, which fused
+kernels do not store, are recomputed from the same queries and the keys in the cache. Decode steps can be traced too,
+with the KV cache of the answer (`trace_steps`). Arrays are numpy's; a `Trace` returns tensors by public name.
 
-`ACTIVATIONS` names everything that can be traced. A trace of everything is large (the pattern alone is N·T·T numbers a
-layer), so its size is computed from the config first, and refused if it exceeds the budget.
+`ACTIVATIONS` lists everything that can be traced. A full trace is large (the attention weights alone are N·T·T numbers
+per layer), so its size is computed from the config first, and a trace over the budget is refused.
 """
 
 import math
@@ -41,9 +41,9 @@ class Trace(Mapping[str, "Tensor"]):
     """Activations by public name, in the order of computation: "embed", "layers.0.attn_norm", ..., "logits".
 
     Attributes:
-        token_ids: The ids of the text, S of them.
-        positions: The tokens that the T axes hold, in this order.
-        arrays: float32 arrays by (name, layer); shapes as `ACTIVATIONS` says.
+        token_ids: Token ids of the text, S of them.
+        positions: Positions of the tokens on the T axes, in order.
+        arrays: float32 arrays by (name, layer); `ACTIVATIONS` has their axes.
     """
 
     token_ids: tuple[int, ...]
@@ -51,11 +51,11 @@ class Trace(Mapping[str, "Tensor"]):
     arrays: Mapping[Key, Floats]
 
     def __getitem__(self, name: str) -> "Tensor":
-        """Return one activation as a tensor over the array's memory, on the CPU.
+        """Return one activation as a tensor on the CPU, which shares the array's memory.
 
         Raises:
-            KeyError: As of a dict.
-            OptionError: If PyTorch is not installed; `arrays` has the numbers without it.
+            KeyError: If the trace has no such activation.
+            OptionError: If PyTorch is not installed; use `arrays` then.
         """
         if name not in self:
             raise KeyError(name)
@@ -75,7 +75,7 @@ class Trace(Mapping[str, "Tensor"]):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers of which there is something."""
+        """Layers with an activation in the trace, sorted."""
         return tuple(sorted({layer for _, layer in self.arrays if layer is not None}))
 
     def select(
@@ -101,7 +101,7 @@ class Trace(Mapping[str, "Tensor"]):
         return Trace(self.token_ids, kept_positions, part)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; what is not finite (the -inf of `scores`) becomes None."""
+        """Return the trace as JSON values; numbers that are not finite (the -inf of `scores`) become None."""
         return {
             "token_ids": list(self.token_ids),
             "positions": list(self.positions),
@@ -128,40 +128,40 @@ def trace(
     adapter: int = -1,
     kv_cache_dtype: CacheDtype = "auto",
 ) -> Trace:
-    """Run one text through the model and keep what it computed.
+    """Run one text through the model and return its activations.
 
     Args:
         runner: Executes the model.
-        ids: The token ids of one text, BOS included if the model expects one.
-        names: Of `ACTIVATIONS`; None for all.
-        layers: Whose activations are kept; negative ones count from the last. None for all.
-        positions: The tokens whose activations are kept (as queries, where attention is meant); negative ones count
-            from the last. None for all. The last one's logits are those of `generate`, to the bit.
-        budget_mb: Limit of the trace's size, in megabytes of 10^6 bytes.
-        adapter: Which of the runner's adapters is used, -1 for none of them.
-        kv_cache_dtype: KV cache dtype: that of an engine traces the pass that it runs.
+        ids: Token ids of one text, including BOS if the model expects it.
+        names: Names from `ACTIVATIONS`; None for all.
+        layers: Layers to keep; negative ones count from the last. None for all.
+        positions: Token positions to keep (as queries in attention); negative ones count from the last. None for all.
+            The logits of the last position are bit-identical to those of `generate`.
+        budget_mb: Maximum size of the trace, in megabytes of 10^6 bytes.
+        adapter: Index of the runner's adapter, -1 for none.
+        kv_cache_dtype: KV cache dtype; use an engine's to trace what it computes.
 
     Raises:
         InputError: For invalid ids, names, layers or positions.
-        ContextLengthError: If there are more ids than the context holds.
-        MemoryBudgetError: If the trace exceeds the budget. Nothing has been run then.
+        ContextLengthError: If there are more ids than the context length.
+        MemoryBudgetError: If the trace would exceed the budget. Nothing is run then.
     """
     one = KeptPass(runner, ids, adapter=adapter, kv_cache_dtype=kv_cache_dtype)
     return one.trace(names=names, layers=layers, positions=positions, budget_mb=budget_mb)
 
 
 class KeptPass:
-    """A pass that can be traced repeatedly: its keys and values stay, and only the requested tokens run again.
+    """A forward pass that can be traced repeatedly: it keeps its KV cache, and computes only the needed tokens again.
 
-    Its traces have the bits of `trace`. Where a token's bits depend on its batch (`Runner.is_row_exact`) nothing stays,
-    and each trace runs the whole text. For one thread at a time; arguments and errors are those of `trace`.
+    Its traces are bit-identical to those of `trace`. If a token's bits depend on its batch (not `Runner.is_row_exact`),
+    nothing is kept, and each trace runs the whole text. Not thread-safe. For other arguments and errors see `trace`.
 
     Args:
-        after: A pass of the same runner that is not needed any more: keys and values of the tokens that both texts
-            begin with are taken from it. Nothing is, where the runner, the adapter or the type of the cache differ.
+        after: A pass that is no longer needed, whose KV cache is reused for the common prefix of both texts, if
+            runner, adapter and KV cache dtype are the same.
 
     Attributes:
-        keeps_past: Whether keys and values stay.
+        keeps_past: True if the KV cache is kept.
     """
 
     def __init__(
@@ -191,12 +191,12 @@ class KeptPass:
 
     @property
     def _how(self) -> tuple[object, ...]:
-        """What keys and values depend on, but for the ids."""
+        """Everything except the ids that keys and values depend on."""
         return id(self._runner), self._adapter, self._kv_cache_dtype
 
     @property
     def num_bytes(self) -> int:
-        """The kept keys and values."""
+        """Bytes of the kept KV cache."""
         return 0 if self._kept is None else self._kept[0].cache.num_bytes
 
     def trace(
@@ -208,10 +208,10 @@ class KeptPass:
         budget_mb: float = 1024,
         known: Iterable[Trace] = (),
     ) -> Trace:
-        """Return what `trace` would, for the same arguments and with its errors.
+        """Return the trace; arguments and errors as for the function `trace`.
 
-        `known` are traces of all tokens of other texts, by the same runner and adapter. Of the tokens that this text
-        begins with as one of them, only what that one lacks is run.
+        `known` are full traces of other texts, by the same runner and adapter. Their activations are reused for a
+        common prefix with this text.
         """
         num_tokens = len(self._ids)
         runner = self._runner
@@ -236,7 +236,7 @@ class KeptPass:
         return found
 
     def _prefix(self, known: Iterable[Trace], plan: TracePlan, most: int) -> tuple[dict[Key, Floats], int]:
-        """Return what is known of the tokens that this text begins with, and their number; the last one is run."""
+        """Return the known activations of the longest common prefix, and its length; excludes the last token."""
         needed = plan.tapped | {("logits", None)} & set(plan.keys)
         if not self.keeps_past or plan.positions != tuple(range(len(self._ids))):
             return {}, 0
@@ -258,28 +258,28 @@ def trace_steps(
     layers: Collection[int] | None = None,
     budget_mb: float = 1024,
 ) -> Iterator[Trace]:
-    """Follow a greedy answer token by token: a trace of each step of decoding, from the answer's own cache.
+    """Yield a trace of each decode step of a greedy answer.
 
     Args:
         runner: Executes the model.
-        ids: The prompt; it is run first, untraced.
-        num_steps: How many tokens are chosen and run after it.
+        ids: Token ids of the prompt, which is computed first and not traced.
+        num_steps: Number of tokens to generate.
         names: As for `trace`.
         layers: As for `trace`.
-        budget_mb: Limit of one trace's size.
+        budget_mb: Maximum size of one trace, in megabytes of 10^6 bytes.
 
     Yields:
-        A trace whose one position is the token that was just run: "k" and "v" are its own, as nothing else was
-        computed, and "k_rot", "scores" and "pattern" are over all tokens so far, which the cache holds.
+        A trace whose only position is the new token. "k" and "v" are those of this token; "k_rot", "scores" and
+        "pattern" cover all tokens so far, from the cache.
 
     Raises:
         InputError: As `trace`.
-        ContextLengthError: If prompt and steps are more than the context holds.
+        ContextLengthError: If the prompt and the steps exceed the context length.
         MemoryBudgetError: As `trace`.
     """
     room = len(ids) + num_steps
     known = check_ids(runner.config, ids)
-    check_ids(runner.config, [*known, *[0] * num_steps])  # whether the context holds the answer too
+    check_ids(runner.config, [*known, *[0] * num_steps])  # checks that the answer fits into the context
     plan_of = partial(TracePlan.of, runner.config, is_row_exact=runner.is_row_exact)
     plan_of(room, names, layers, [room - 1]).check_budget(budget_mb)
     memory = Memory(runner, room)
@@ -296,9 +296,9 @@ def trace_steps(
 
 
 def _again(sequence: KeptSequence, plan: TracePlan, wanted: Sequence[int]) -> Iterator[Batch]:
-    """Yield batches of the wanted tokens of a computed sequence, if the plan has to run them again."""
+    """Yield batches that compute the wanted tokens of a sequence again, if the plan needs more than the cache."""
     if not plan.tapped and ("logits", None) not in plan.keys:
-        wanted = []  # the cache holds everything wanted
+        wanted = []  # everything comes from the cache
     for begin in range(0, len(wanted), plan.chunk):
         spans = list[Span]()
         for _, run in groupby(enumerate(wanted[begin : begin + plan.chunk]), lambda place: place[1] - place[0]):
@@ -316,7 +316,7 @@ def _run(
     steps: Iterator[Batch],
     prefix: Mapping[Key, Floats] | None = None,
 ) -> Trace:
-    """Run batches of a sequence's tokens, as a request would, and keep the plan's part of them, behind a prefix."""
+    """Run batches of a sequence, and return the planned activations, after those of a known prefix."""
     ordered = sorted(plan.positions)
     parts: dict[Key, list[Floats]] = {key: [values] for key, values in (prefix or {}).items()}
     for batch in steps:
@@ -328,7 +328,7 @@ def _run(
         logits_WV = as_array(runner.run(batch, cache, taps))
         if wants_logits:
             parts.setdefault(("logits", None), []).append(logits_WV)
-        for key, seen in _seen(taps):  # what is not wanted of it goes before the next batch
+        for key, seen in _seen(taps):  # unneeded rows are freed before the next batch
             has_all = ACTIVATIONS[key[0]].axes[0] == "S"
             parts.setdefault(key, []).append(seen if has_all else _rows(seen, rows))
     found = {key: some[0] if len(some) == 1 else np.concatenate(some) for key, some in parts.items()}
@@ -358,7 +358,7 @@ def _rows(values: Floats, rows: Sequence[int]) -> Floats:
 def _from_cache(
     cache: Cache, sequence: KeptSequence, plan: TracePlan, layer: int, window: int | None, q_rot_TNH: Floats | None
 ) -> dict[Key, Floats]:
-    """Return the planned ones of a layer's rotated keys, scores and pattern."""
+    """Return those of a layer's rotated keys, attention scores and attention weights that are planned."""
     k_SKH, _ = cache.read(layer, sequence.table.blocks, len(sequence.ids))
     found: dict[Key, Floats] = {("k_rot", layer): k_SKH} if ("k_rot", layer) in plan.keys else {}
     if q_rot_TNH is not None:
@@ -370,7 +370,7 @@ def _from_cache(
 def look(
     q_TNH: Floats, k_SKH: Floats, visible_TS: NDArray[np.bool_], layer: int, wanted: Collection[Key]
 ) -> dict[Key, Floats]:
-    """Return the wanted ones of a layer's scores and pattern under a mask."""
+    """Return a layer's attention scores and attention weights under a mask, as far as wanted."""
     keys: list[Key] = [key for key in (("scores", layer), ("pattern", layer)) if key in wanted]
     if not keys:
         return {}
