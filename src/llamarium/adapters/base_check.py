@@ -1,20 +1,20 @@
 """Check that a model is the base that an adapter was trained on, and does not contain the adapter already.
 
-On another base of the same shape an adapter is noise; on one that it was merged into it moves the weights twice. So the
-header of an adapter's file keeps five values of the base, which other readers ignore:
+On another base of the same shape an adapter is noise; on a base that it was merged into, it would be applied twice.
+Therefore the header of an adapter's file stores five values that identify the base; other readers ignore them:
 
-- `llamarium_base_stored`, how the weights with which training began were stored, and a hash of some bytes of each. If
-  these are loaded now, in whatever dtype, nothing else has to be looked at. So a base of a quantized file, which was
-  trained on as numbers, is named truly.
-- `llamarium_base_quantized`, the type that training quantized the stored Linears to, or "none".
-- `llamarium_base`, a hash of what quantizing the Linears does not change: the norms, some of the embedding's rows.
-- `llamarium_base_linears`, how the Linears were stored, and a hash of some rows of each. A merge changes these. Hashes
-  compare only where the Linears are stored alike: a base in NF4 is the same base with other numbers.
-- `llamarium_base_projection`, <W, C> / <C, C>, where C is scale B A of all adapters together. A merged model has
-  W + C in the place of W, which adds 1 to this value however it is stored, as quantization noise is independent of C.
-  So it tells a merged model from its base where hashes cannot. Both values are kept: the base's and the merged model's.
+- `llamarium_base_stored`: the stored types of the weights that training started from, and a hash of some bytes of each.
+  If it matches the loaded weights, whatever their dtype in memory, no other check is needed. It also identifies a
+  quantized file that was dequantized for training.
+- `llamarium_base_quantized`: the type that training quantized the stored Linears to, or "none".
+- `llamarium_base`: a hash of weights that quantizing the Linears does not change: norms and some embedding rows.
+- `llamarium_base_linears`: the type of the Linears, and a hash of some rows of each, which a merge changes. Hashes are
+  comparable only for the same type: a base in NF4 is the same base with other values.
+- `llamarium_base_projection`: <W, C> / <C, C>, where C is scale B A of all adapters together. A merged model has
+  W + C instead of W, which adds 1 to this value in any type, because quantization noise is independent of C. It
+  distinguishes a merged model from its base if hashes cannot. Both values are stored: the base's and the merged one.
 
-`modules.py` implements `Base` for modules, `WeightBase` for the weights of a runner, without torch.
+`modules.py` implements `Base` for PyTorch modules; `WeightBase` is for the weights of a runner. Torch-free.
 """
 
 import hashlib
@@ -42,17 +42,17 @@ BASE_KEY, LINEARS_KEY, PROJECTION_KEY = "llamarium_base", "llamarium_base_linear
 STORED_KEY, QUANTIZED_KEY = "llamarium_base_stored", "llamarium_base_quantized"
 _EMBEDDING_ROWS = 256
 _LINEAR_ROWS = 8
-# What quantization moves a weight by, as a share of the weights' own size: about 0.1 in 4 bits. Six of them are noise.
+# Quantization to 4 bits changes a weight by about 0.1 of the weights' standard deviation; six times that bounds noise.
 _QUANTIZATION_NOISE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How much of the adapters' correction C the weights W contain.
+    """The share of the adapters' correction C that the weights W contain.
 
     Attributes:
-        of_correction: <W, C> / <C, C>; 0 where C is 0.
-        noise: How far quantizing W may move it.
+        of_correction: <W, C> / <C, C>; 0 if C is 0.
+        noise: Bound on the change of `of_correction` by quantizing W.
     """
 
     of_correction: float
@@ -60,16 +60,17 @@ class Share:
 
     @classmethod
     def of_sums(cls, inner: float, correction: float, base: float, count: int) -> "Share":
-        """Compute it from <W, C>, <C, C>, <W, W>, and the number of weights in these sums."""
-        if not correction:  # nothing is learned yet
+        """Compute the share from <W, C>, <C, C>, <W, W>, and the number of weights in these sums."""
+        if not correction:  # nothing has been learned yet
             return cls(0.0, 0.0)
         return cls(inner / correction, _QUANTIZATION_NOISE * math.sqrt(base / count / correction))
 
 
 def trained_quantized(metadata: Mapping[str, str]) -> str | None:
-    """Return the type that training quantized the stored base to, "none", or None where the header does not tell.
+    """Return the type that training quantized the stored base to, "none", or None if the header does not have it.
 
-    Earlier versions noted only how the Linears were held; NF4 is no type of a file that adapters are trained on here.
+    Earlier versions stored only the modules' types. NF4 there means quantized for training, because training never
+    starts from files in NF4.
     """
     if QUANTIZED_KEY in metadata:
         return metadata[QUANTIZED_KEY]
@@ -80,35 +81,35 @@ def trained_quantized(metadata: Mapping[str, str]) -> str | None:
 
 
 class Base(Protocol):
-    """The weights that an adapter is put on."""
+    """The weights that an adapter is applied to."""
 
     def fingerprint(self) -> str | None:
-        """Return SHA-256, hex, of the norms and some rows of the embedding, which quantizing Linears does not change.
+        """Return a hex SHA-256 of the norms and some embedding rows, which quantizing Linears does not change.
 
-        Values are rounded to bfloat16, so bfloat16 and float32 copies of a model agree. None in float16, which has lost
-        small numbers that bfloat16 keeps.
+        Values are rounded to bfloat16, so bfloat16 and float32 copies of a model agree. None for float16, which cannot
+        represent some small bfloat16 values.
         """
 
     def linears_fingerprint(self) -> str:
-        """Return how the layers' Linears are stored, and SHA-256, hex, of some rows of each: "plain:0123..."."""
+        """Return the types of the layers' Linears and a hex SHA-256 of some rows of each: "plain:0123..."."""
         ...
 
     def share(self) -> Share | None:
-        """Return how much of the adapter's correction the weights contain; None where W is sharded over processes."""
+        """Return the share of the adapter's correction in the weights; None if W is sharded over processes."""
 
 
 def sampled_embedding(num_rows: int) -> range:
-    """Return the rows of the embedding that are hashed."""
+    """Return the indices of the embedding rows that are hashed."""
     return range(0, num_rows, max(1, num_rows // _EMBEDDING_ROWS))
 
 
 def sampled_linear(num_rows: int) -> range:
-    """Return the rows of a Linear that are hashed."""
+    """Return the indices of a Linear's rows that are hashed."""
     return range(0, num_rows, max(1, num_rows // _LINEAR_ROWS))
 
 
 def sha256(parts: Iterable[NDArray[Any]]) -> str:
-    """Return SHA-256, hex, of float32 arrays rounded to bfloat16."""
+    """Return the hex SHA-256 of float32 arrays rounded to bfloat16."""
     digest = hashlib.sha256()
     for values in parts:
         digest.update(to_bfloat16(values).data)
@@ -116,17 +117,20 @@ def sha256(parts: Iterable[NDArray[Any]]) -> str:
 
 
 def same_linears(saved: str, found: str) -> bool | None:
-    """Compare two `linears_fingerprint`s; None where the Linears are stored differently."""
+    """Return whether two `linears_fingerprint`s are equal; None if the Linears have different types."""
     if saved == found:
         return True
     return False if saved.rpartition(":")[0] == found.rpartition(":")[0] else None
 
 
 def check_base(base: Base, saved: SavedAdapter, stored: Callable[[], str] | None = None) -> None:
-    """Compare a base with the values in an adapter's file; warn where they are missing, or the base is in float16.
+    """Check a base against the values in an adapter's file; warn if they are missing, or the base is in float16.
 
-    `stored` returns the `stored_fingerprint` of the base, if it is known. A base that the file does not name by it is
-    compared by its numbers, and remembered. CheckpointError if it is another base, or contains the adapter already.
+    `stored` returns the `stored_fingerprint` of the base, if it is known. If the file has another one, the weights are
+    compared, and a success is remembered in the cache folder.
+
+    Raises:
+        CheckpointError: If it is another base, or contains the adapter already.
     """
     here = None if stored is None else stored()
     if here is not None and here == saved.metadata.get(STORED_KEY):
@@ -135,13 +139,13 @@ def check_base(base: Base, saved: SavedAdapter, stored: Callable[[], str] | None
     if note is not None and note.is_file():
         return
     if _compare(base, saved) and note is not None:
-        with suppress(OSError):  # it is a cache
+        with suppress(OSError):  # only a cache
             note.parent.mkdir(parents=True, exist_ok=True)
             note.touch()
 
 
 def _note(saved: SavedAdapter, stored: str) -> Path | None:
-    """Return the empty file that stands for an adapter that fits a base; None without a cache folder."""
+    """Return the path of the empty file that marks an adapter as checked with a base; None without a cache folder."""
     digest = hashlib.sha256(f"1 {stored} {sorted(saved.metadata.items())}".encode())
     rows = ((name, values) for name, (_, values) in saved.token_rows.items())
     for name, values in (*saved.tensors.items(), *saved.weights.items(), *rows):
@@ -187,7 +191,7 @@ def _compare(base: Base, saved: SavedAdapter) -> bool:
 
 
 def _is_contained(base: Base, written: str | None) -> bool | None:
-    """Decide whether a base contains the adapters' correction; None where that cannot be decided."""
+    """Return whether a base contains the adapters' correction; None if that cannot be determined."""
     try:
         before, merged = map(float, (written or "").split())
     except ValueError:
@@ -207,7 +211,7 @@ def _another(folder: Path, name: object, expected: str, found: str) -> Checkpoin
 
 _Floats = NDArray[np.float32]
 
-# Weights in float32 at a time: 4 MiB.
+# Weights processed at a time: 4 MiB in float32.
 _CHUNK_WEIGHTS = 2**20
 
 
@@ -237,7 +241,7 @@ class WeightBase:
 
     def _sampled(self, weight: WeightInfo) -> _Floats:
         rows = self.runner.dequantize(weight.key, sampled_linear(weight.shape[0]))
-        return rows if weight.type_name in FLOATS else rows + 0.0  # -0.0 is 0.0: a code has no sign
+        return rows if weight.type_name in FLOATS else rows + 0.0  # -0.0 to 0.0: the code is the same
 
     def share(self) -> Share | None:
         """See `Base.share`."""
@@ -267,7 +271,7 @@ class WeightBase:
         return LowRank(self.saved.scales[name], a, b, gain)
 
     def _rows(self, name: str) -> Iterator[tuple[_Floats, _Floats]]:
-        """Yield W and scale B A, (rows, in), a range of rows at a time, so a packed W is never unpacked whole."""
+        """Yield W and scale B A for ranges of rows, each (rows, in), so that W is never dequantized as a whole."""
         a, b = (self.saved.tensors[f"{name}.lora_{part}.weight"] for part in "AB")
         step = max(1, _CHUNK_WEIGHTS // a.shape[1])
         for start in range(0, len(b), step):

@@ -1,4 +1,4 @@
-"""LoRA's settings: rank, strength, and which modules get an adapter. `lora.py` explains LoRA."""
+"""LoRA settings: rank, scale and target modules. `lora.py` explains LoRA."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from llamarium.errors import TrainingError, escape, show_value
 from llamarium.runtime.adapter import LAYER_LINEARS
 
 ALL_PROJECTIONS = tuple(name.rpartition(".")[2] for name in LAYER_LINEARS.values())
-"""Every Linear of a layer; the head is none of them."""
+"""The Linears of a layer, without the head."""
 
 EMBED_TOKENS, LM_HEAD = "model.embed_tokens", "lm_head"
 
@@ -21,18 +21,18 @@ class LoRAConfig:
 
     Attributes:
         r: Rank, at least 1.
-        alpha: Strength; the correction is multiplied by alpha / r.
-        dropout: Share of the adapters' inputs that is zeroed in training, in [0, 1).
-        target_modules: The modules that get one: a tuple of names, matched by the end of the full name (`q_proj`,
-            `mlp.up_proj`, `layers.0.self_attn.q_proj`, `lm_head`, `embed_tokens`); "all-linear", every Linear of the
-            layers; or another text, a regular expression for the full name.
+        alpha: The correction is scaled by alpha / r.
+        dropout: Dropout probability of the adapters' inputs in training, in [0, 1).
+        target_modules: Modules that get an adapter: a tuple of names, matched against the end of the full name
+            (`q_proj`, `mlp.up_proj`, `layers.0.self_attn.q_proj`, `lm_head`, `embed_tokens`); "all-linear" for every
+            Linear of the layers; or another string, a regular expression for the full name.
         use_rslora: Scale by alpha / sqrt(r).
-        use_dora: Learn each row's length, too.
-        exclude_modules: Modules that get none all the same: names, or a regular expression.
-        layers_to_transform: The layers whose modules get one, where `target_modules` are names; empty is all.
-        layers_pattern: Names of the lists that hold the layers (`layers`); empty is any.
-        rank_pattern: Other ranks, by names or regular expressions for the end of a full name.
-        alpha_pattern: Other strengths, likewise.
+        use_dora: Use DoRA, which also learns the norm of each row.
+        exclude_modules: Modules to exclude: names, or a regular expression.
+        layers_to_transform: Layers to adapt, if `target_modules` are names; empty for all.
+        layers_pattern: Names of the module lists that hold the layers (`layers`); empty for any.
+        rank_pattern: Ranks of individual modules, by names or regular expressions for the end of the full name.
+        alpha_pattern: Values of alpha for individual modules, by the same patterns.
         modules_to_save: Modules whose whole weights are trained and saved, by the end of the full name.
 
     Source: peft, `tuners/lora/config.py`.
@@ -86,12 +86,12 @@ class LoRAConfig:
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def choose(self, modules: Sequence[str]) -> list[str]:
-        """Return those of `modules`, by full name, that get an adapter; TrainingError for a bad pattern."""
+        """Return the full names of `modules` that get an adapter; TrainingError for an invalid pattern."""
         matcher = PatternMatcher()
         return [name for name in modules if self._targets(name, matcher)]
 
     def check_targets(self, modules: Sequence[str]) -> None:
-        """Check a user's targets: each name is that of a module, and a pattern matches some; TrainingError if not."""
+        """Check that each target name is a module's, and that a pattern matches a module; TrainingError if not."""
         targets = self.target_modules if isinstance(self.target_modules, tuple) else ()
         unknown = [target for target in targets if not any(_ends_with(name, target) for name in modules)]
         if unknown or not self.choose(modules):
@@ -101,9 +101,9 @@ class LoRAConfig:
             raise TrainingError(f"LoRA: the model has no Linear or embedding called {shown}; there are: {there_are}")
 
     def saves(self, name: str) -> bool:
-        """Whether the module of this full name, or one that holds it, is among `modules_to_save`.
+        """Return whether a module, by its full name, or one of its parents is in `modules_to_save`.
 
-        As in peft, a name need not begin after a dot: `norm` is every module whose name ends so.
+        As in peft, a name need not begin after a dot: `norm` matches every module whose name ends with it.
         """
         return any(owner.endswith(saved) for owner in _owners(name) for saved in self.modules_to_save)
 
@@ -125,7 +125,7 @@ class LoRAConfig:
         return any(_ends_with(name, excluded) for excluded in self.exclude_modules)
 
     def _has_layer(self, name: str, matcher: PatternMatcher) -> bool:
-        """Whether a module is of one of the layers that are adapted."""
+        """Return whether a module is in one of `layers_to_transform`."""
         if not self.layers_to_transform:
             return True
         parts = name.split(".")
@@ -141,7 +141,7 @@ def _ends_with(name: str, end: str) -> bool:
 
 
 def _owners(name: str) -> Iterator[str]:
-    """Yield a module's full name, and those of the modules that hold it."""
+    """Yield a module's full name and those of its parents."""
     while name:
         yield name
         name = name.rpartition(".")[0]

@@ -1,8 +1,8 @@
-"""Read adapters in PEFT's layout without torch: what `peft`, vLLM, llama.cpp's converter and others use.
+"""Read adapters in PEFT's layout, as `peft`, vLLM and llama.cpp's converter use it. Torch-free.
 
-    adapter_config.json         which modules, rank, alpha, the base model's name (`peft_config.py`)
+    adapter_config.json         target modules, rank, alpha, the base model's name (`peft_config.py`)
     adapter_model.safetensors   base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, ...; or `.bin`
-    tokenizer.json, ...         the base's tokenizer with the dialog format of the training
+    tokenizer.json, ...         the base's tokenizer with the dialog format used in training
 
 The header of the safetensors file identifies the base (`base_check.py`). `save.py` writes adapters.
 
@@ -45,7 +45,7 @@ BUILTIN = "llamarium_builtin"
 
 EMBEDDING_A = f"{EMBED_TOKENS}.lora_embedding_A"
 _ROWS = "trainable_tokens_delta"
-# What wrappers of PEFT add to a weight's key: the adapter's name, and where the wrapped module keeps what.
+# Parts of a key that PEFT's wrapper modules add.
 _WRAPPERS = re.compile(r"\.(modules_to_save|base_layer|token_adapter)(?=\.)")
 _NOT_TRAINED = re.compile(r"\.(original_module\.|token_adapter\.(trainable_tokens_original|token_indices)\b)")
 
@@ -55,20 +55,23 @@ _Table = Mapping[str, Located]
 
 @dataclass(frozen=True, slots=True)
 class SavedAdapter:
-    """An adapter from disk that fits its base.
+    """An adapter read from disk, validated against its base's config.
 
     Attributes:
-        metadata: The header of its tensors' file.
+        folder: Folder of the adapter.
+        config: LoRA settings.
+        base_name: Name of the base model in `adapter_config.json`, or None.
+        metadata: Header of the tensors' file.
         linears: Full names of the Linears with a low-rank correction.
-        ranks: Their ranks by name.
-        scales: The factors of their corrections by name.
-        tensors: The low-rank corrections, finite float32, by the model's keys, such as `lm_head.lora_A.weight`; those
-            of the embedding too.
+        ranks: Rank of each correction, by the module's name.
+        scales: Scale of each correction, by the module's name.
+        tensors: The low-rank matrices, finite float32, by the model's keys, such as `lm_head.lora_A.weight`, including
+            those of the embedding.
         weights: Whole weights that replace the base's, float32, by key. The embedding and the head may have another
             number of rows.
-        token_rows: Token ids by module, `model.embed_tokens` or `lm_head`, and the new rows of these tokens.
-        keeps_head_tied: Whole weights of a tied embedding are the head's as well.
-        has_biases: Among `weights` are biases that were trained without their Linears' weights.
+        token_rows: By module, `model.embed_tokens` or `lm_head`: token ids and the new rows of these tokens.
+        keeps_head_tied: True if a whole weight of a tied embedding also replaces the head.
+        has_biases: True if `weights` includes biases that were trained without their Linears' weights.
     """
 
     folder: Path
@@ -86,19 +89,19 @@ class SavedAdapter:
 
     @property
     def replaces_weights(self) -> bool:
-        """Whether it does more than correct Linears: then no other adapter can run beside it."""
+        """True if the adapter does more than correct Linears, so that it cannot run together with other adapters."""
         return bool(self.weights or self.token_rows or EMBEDDING_A in self.tensors)
 
     def without_embedding(self) -> "SavedAdapter":
-        """Return it without the low-rank correction of the embedding."""
+        """Return the adapter without the low-rank correction of the embedding."""
         kept = {key: values for key, values in self.tensors.items() if not key.startswith(f"{EMBED_TOKENS}.")}
         return replace(self, tensors=kept)
 
 
 def module_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return the shape (out, in) of each module that an adapter may correct, by its full name, the head last.
+    """Return the shape (out, in) of each module that an adapter may correct, by full name, with the head last.
 
-    The embedding's is (vocab_size, hidden_size).
+    The shape of the embedding is (vocab_size, hidden_size).
     """
     shapes = {
         key.removesuffix(".weight"): (shape[0], shape[1])
@@ -112,9 +115,9 @@ def read_adapter(folder: Path, config: ModelConfig) -> SavedAdapter:
     """Read an adapter for a base with this config.
 
     Raises:
-        ModelNotFoundError: If there is no such folder or file.
-        ConfigError: If the config is no JSON object.
-        UnsupportedFormatError: For another kind of adapter, or a field that is not implemented.
+        ModelNotFoundError: If the folder or a file does not exist.
+        ConfigError: If `adapter_config.json` is not a JSON object.
+        UnsupportedFormatError: For another kind of adapter, or a field that is not supported.
         CheckpointError: If the adapter is malformed, or does not fit this base.
     """
     raw = read_adapter_config(folder)
@@ -154,7 +157,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> SavedAdapter:
 def _low_rank(
     folder: Path, config: ModelConfig, settings: LoRAConfig
 ) -> tuple[dict[str, int], dict[str, float], list[str]]:
-    """Return the ranks and scales of the modules that get a low-rank correction, and their names."""
+    """Return the ranks and scales of the modules with a low-rank correction, and their names."""
     try:
         names = settings.choose(list(module_shapes(config)))
         matcher = PatternMatcher()
@@ -170,9 +173,9 @@ def _low_rank(
 def _with_partner(
     settings: LoRAConfig, ranks: dict[str, int], scales: dict[str, float], names: list[str]
 ) -> LoRAConfig:
-    """Correct both the embedding and a head that is tied to it, where only one is targeted; return the settings.
+    """Add the embedding or its tied head if only the other one is targeted; return the new settings.
 
-    The matrices are the same, transposed; each module has the scale that its own name gets.
+    Both use the same matrices, transposed; each module has the scale that its name gets.
 
     Source: peft, `tuners/lora/model.py`, `ensure_weight_tying`.
     """
@@ -192,7 +195,7 @@ def _with_partner(
 
 
 def _trained_biases(bias: str | None, config: ModelConfig, names: list[str]) -> list[str]:
-    """Return the keys of the biases that `bias` says are trained; none where the base has none."""
+    """Return the keys of the base's biases that are trained according to the field `bias`."""
     biases = [key for key in expected_shapes(config) if key.endswith(".bias")]
     if bias == "lora_only":
         return [key for key in biases if key.removesuffix(".bias") in names]
@@ -200,10 +203,10 @@ def _trained_biases(bias: str | None, config: ModelConfig, names: list[str]) -> 
 
 
 def base_name(folder: Path) -> str | None:
-    """Return the name of an adapter's base as `load` takes it, or None where none is given; errors as `read_adapter`.
+    """Return the name of an adapter's base for `load`, or None if the adapter names none; raises as `read_adapter`.
 
-    For a built-in model `adapter_config.json` has the repository that it was made from, and the header of the tensors'
-    file has the built-in name.
+    For a built-in model, `adapter_config.json` has the original repository, and the header of the tensors' file has the
+    built-in name.
     """
     name = read_adapter_config(folder).get("base_model_name_or_path")
     if any(item.origin == name for item in BUILTINS.values()):
@@ -214,7 +217,7 @@ def base_name(folder: Path) -> str | None:
 
 
 def base_of(folder: Path) -> str:
-    """Return `base_name`, or OptionError if there is none."""
+    """Return `base_name`; OptionError if it is None."""
     name = base_name(folder)
     if name is None:
         raise OptionError(
@@ -224,7 +227,7 @@ def base_of(folder: Path) -> str:
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """Read `adapter_config.json` and check that everything in it is implemented; errors as `read_adapter`."""
+    """Read `adapter_config.json` and check that all its fields are supported; raises as `read_adapter`."""
     if (advice := what_to_name(folder, adapter=True)) is not None:
         raise ModelNotFoundError(advice)
     if not folder.is_dir():
@@ -244,7 +247,7 @@ def read_metadata(folder: Path) -> Mapping[str, str]:
 
 
 def _open(folder: Path) -> tuple[Path, _Table, Mapping[str, str]]:
-    """Return the file of an adapter's tensors, its table, and its header."""
+    """Return the path of an adapter's tensors, their table, and the header."""
     if (folder / ADAPTER_BIN).exists() and not (folder / ADAPTER).exists():
         from llamarium.checkpoints.pytorch.tensors import read_torch_file
 
@@ -256,9 +259,9 @@ def _open(folder: Path) -> tuple[Path, _Table, Mapping[str, str]]:
 
 
 def _tensors_by_key(path: Path, table: _Table) -> dict[str, Located]:
-    """Return the trained tensors by the model's own keys; CheckpointError for two of one key that differ.
+    """Return the trained tensors by the model's keys; CheckpointError if two tensors with the same key differ.
 
-    PEFT writes a saved module twice where the vocabulary was resized.
+    PEFT writes a saved module twice if the vocabulary was resized.
     """
     tensors: dict[str, Located] = {}
     for name, tensor in table.items():
@@ -282,7 +285,7 @@ def _are_equal(left: Located, right: Located) -> bool:
 
 
 def _model_key(name: str) -> str:
-    """Return a tensor's key in the model: without PEFT's prefix, wrappers, and an adapter's name."""
+    """Return a tensor's key in the model, without PEFT's prefix, wrappers and adapter name."""
     while name.startswith(PREFIX):
         name = name.removeprefix(PREFIX)
     name = _WRAPPERS.sub("", name)
@@ -294,7 +297,7 @@ def _model_key(name: str) -> str:
 def _whole_weights(
     path: Path, config: ModelConfig, settings: LoRAConfig, tensors: _Table, biases: list[str]
 ) -> list[str]:
-    """Return the keys of whole weights in an adapter; CheckpointError if one is missing, or has another shape."""
+    """Return the keys of an adapter's whole weights; CheckpointError if one is missing or has the wrong shape."""
     shapes = expected_shapes(config) | {HEAD: (config.vocab_size, config.hidden_size)}
     needed = [key for key in shapes if settings.saves(key.rpartition(".")[0]) or key in biases]
     missing = [key for key in needed if key not in tensors]
@@ -313,7 +316,7 @@ def _whole_weights(
 
 
 def _with_rows(path: Path, config: ModelConfig, whole: list[str], tensors: _Table) -> ModelConfig:
-    """Return the config with the vocabulary that the embedding and the head of an adapter have."""
+    """Return the config with the vocabulary size of the adapter's embedding and head."""
     rows = {key: tensors[key][1].shape[0] for key in (EMBEDDING, HEAD) if key in whole}
     if not rows or set(rows.values()) == {config.vocab_size}:
         return config
@@ -329,7 +332,7 @@ def _with_rows(path: Path, config: ModelConfig, whole: list[str], tensors: _Tabl
 def _modules_of_tokens(
     path: Path, config: ModelConfig, token_ids: Mapping[str, list[int]], tensors: _Table
 ) -> dict[str, list[int]]:
-    """Return the token ids by full module name; on a tied base the embedding's rows may stand for the head's too."""
+    """Return the trained token ids by full module name; in a tied base the embedding's rows may apply to the head."""
     rows: dict[str, list[int]] = {}
     for end, ids in token_ids.items():
         names = [name for name in (EMBED_TOKENS, LM_HEAD) if f".{name}".endswith(f".{end}")]
@@ -341,7 +344,7 @@ def _modules_of_tokens(
         if names[0] == EMBED_TOKENS or f"{LM_HEAD}.{_ROWS}" in tensors or not config.tie_word_embeddings:
             rows[names[0]] = ids
     if config.tie_word_embeddings and EMBED_TOKENS in rows and f"{LM_HEAD}.{_ROWS}" in tensors:
-        rows.setdefault(LM_HEAD, rows[EMBED_TOKENS])  # the same rows once more, as PEFT writes a resized vocabulary
+        rows.setdefault(LM_HEAD, rows[EMBED_TOKENS])  # a copy that PEFT writes for a resized vocabulary
     return rows
 
 
@@ -364,7 +367,7 @@ def _low_rank_shapes(
 
 
 def _check(path: Path, expected: Mapping[str, tuple[int, ...]], tensors: _Table, whole: list[str]) -> None:
-    """Check names, shapes and types; other tensors than low-rank ones are reported once."""
+    """Check names and shapes of the low-rank tensors; one warning lists other tensors that are not used."""
     if missing := [key for key in expected if key not in tensors]:
         raise CheckpointError(
             f"{escape(path)}: {counted(len(missing), 'tensor is', 'tensors are')} missing: "
@@ -388,7 +391,7 @@ def _check(path: Path, expected: Mapping[str, tuple[int, ...]], tensors: _Table,
 
 
 def _values(path: Path, key: str, file: TensorFile, tensor: SafetensorsTensor) -> _Floats:
-    """Read a tensor as float32; CheckpointError if it is not finite, UnsupportedFormatError if not of floats."""
+    """Read a tensor as float32; CheckpointError if it is not finite, UnsupportedFormatError for other dtypes."""
     if tensor.dtype not in FLOATS:
         known = ", ".join(FLOATS)
         raise UnsupportedFormatError(f"{escape(path)}: {key} has dtype {tensor.dtype}; expected {known}")

@@ -1,4 +1,4 @@
-"""Put adapters on a loaded model. Torch is imported only where its modules compute."""
+"""Apply adapters to a loaded model. Torch is imported only if PyTorch modules run the model."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,9 +21,9 @@ from llamarium.tokenizer.chat.choose import with_template
 
 
 def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
-    """Return a model with an adapter: added by its runner if that can, else put on its modules, in place.
+    """Return a model with an adapter: applied by the runner if it supports adapters, or else to the modules, in place.
 
-    CheckpointError if it is another base, or contains the adapter already.
+    CheckpointError if the model is another base, or contains the adapter already.
     """
     runner = loaded.runner()
     if runner.adapters is None:
@@ -44,21 +44,21 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
 
         if replacement is not None:
             put_weights(model, replacement.config, weights)
-        put_on(model, saved, check_base=False)  # it is checked already
+        put_on(model, saved, check_base=False)  # checked above
 
-    corrections = WeightBase(adapted, saved).adapter()  # of the replaced weights, which may have more rows
+    corrections = WeightBase(adapted, saved).adapter()  # for the replaced weights, which may have more rows
     return loaded.with_runner(adapted.with_adapters([corrections], default=0), put_on_modules)
 
 
 def read_beside(folder: Path, loaded: LoadedModel, tokenizer: Tokenizer) -> tuple[SavedAdapter, Adapter]:
-    """Read an adapter that is to be one of several of a model, and return it as its runner takes it.
+    """Read one of several adapters for a model, and return it also in the runner's form.
 
-    OptionError if the runner takes none, has one on already, or the adapter learned other dialogs; errors as
-    `read_adapter` and `with_adapter`.
+    OptionError if the runner does not support adapters, already has a default one, or the adapter was trained with
+    another dialog format; other errors as `read_adapter` and `with_adapter`.
     """
     runner = loaded.runner()
     if runner.adapters is None:
-        runner.with_adapters(())  # says what to do
+        runner.with_adapters(())  # raises the error
     if runner.adapters:
         raise OptionError("the model has an adapter already; load the base without one to choose among several")
     saved = read_adapter(folder, runner.config)
@@ -74,7 +74,7 @@ def read_beside(folder: Path, loaded: LoadedModel, tokenizer: Tokenizer) -> tupl
 
 
 def check_same_dialogs(tokenizer: Tokenizer, saved: SavedAdapter, config: ModelConfig) -> None:
-    """Check that an adapter was trained on dialogs in the base's own format; OptionError if not."""
+    """Check that an adapter was trained with the base's dialog format; OptionError if not."""
     learned = tokenizer_beside(saved.folder, config)
     if learned is None or learned.chat_format is None:
         return
@@ -87,7 +87,7 @@ def check_same_dialogs(tokenizer: Tokenizer, saved: SavedAdapter, config: ModelC
 
 
 def tokenizer_beside(folder: Path, config: ModelConfig) -> Tokenizer | None:
-    """Return the tokenizer in an adapter's folder, with the dialog format of the training; None if there is none."""
+    """Return the tokenizer in an adapter's folder, with the dialog format used in training; None if there is none."""
     tokenizer = find_tokenizer(folder)
     if tokenizer is not None:
         fit_tokenizer(tokenizer, config, folder)
@@ -97,9 +97,9 @@ def tokenizer_beside(folder: Path, config: ModelConfig) -> Tokenizer | None:
 def read_chosen_tokenizer(
     opened: OpenedModel, saved: SavedAdapter | None, chat_template: str | Path | None
 ) -> OpenedModel:
-    """Return a model that was opened without its tokenizer, with it or its adapter's, and with the chat template.
+    """Add a tokenizer to a model that was opened without it: its own or its adapter's, with the chat template.
 
-    Errors as `read_tokenizer`, `tokenizer_beside` and `with_template`.
+    Raises as `read_tokenizer`, `tokenizer_beside` and `with_template`.
     """
     opened = read_tokenizer(opened)
     if saved is not None:
@@ -110,7 +110,7 @@ def read_chosen_tokenizer(
 
 
 def _with_tokenizer_of(opened: OpenedModel, folder: Path) -> OpenedModel:
-    """Use the tokenizer of an adapter's folder, if any, and its end-of-turn ids; errors as `tokenizer_beside`."""
+    """Use the tokenizer of an adapter's folder, if any, and its end-of-turn ids; raises as `tokenizer_beside`."""
     config, tokenizer = opened.checkpoint.config, tokenizer_beside(folder, opened.checkpoint.config)
     if tokenizer is None:
         return opened
@@ -119,7 +119,10 @@ def _with_tokenizer_of(opened: OpenedModel, folder: Path) -> OpenedModel:
 
 
 def with_answer_ends(recommended: Mapping[str, Any], config: ModelConfig, tokenizer: Tokenizer) -> Mapping[str, Any]:
-    """Add the end-of-turn ids of the tokenizer's dialog format to a base's generation config, or to `config`'s."""
+    """Add the end-of-turn ids of the tokenizer's dialog format to the EOS ids of a generation config.
+
+    A generation config without EOS ids has those of `config`.
+    """
     given = recommended.get("eos_token_id", config.eos_token_id)
     known = [given] if isinstance(given, int) else [*(given or ())]
     ends = () if tokenizer.chat_format is None else tokenizer.chat_format.stop_ids

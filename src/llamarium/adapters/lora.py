@@ -1,20 +1,21 @@
-"""LoRA: learn a small correction to a large matrix that stays unchanged.
+"""LoRA: train a low-rank correction to a frozen weight matrix.
 
-A frozen Linear computes `W x`. Two small matrices beside it, `A` (r, in) and `B` (out, r), add a correction:
+A frozen Linear computes `W x`. Two small matrices, `A` (r, in) and `B` (out, r), add a correction:
 
     y = W x + scale * B (A x)
 
-`B A` has the shape of W but rank r only: 16 rows and 16 columns stand for the 4,194,304 numbers of a 2048 x 2048
-matrix, so gradients and optimizer state are 64 times smaller than the matrix. B begins as zeros, so training begins at
-the model as it was. W is never changed, so it may be packed in 4 bits: that is QLoRA.
+`B A` has the shape of W but only rank r. For a 2048 x 2048 matrix with 4,194,304 weights and r = 16, A and B have
+65,536 weights, so gradients and optimizer state are 64 times smaller. B is initialized to zeros, so training starts
+from the unchanged model. W never changes, so it may be quantized to 4 bits, which is QLoRA.
 
-- `scale` is alpha / r, so alpha fits other ranks; rsLoRA takes alpha / sqrt(r): high ranks learn as fast as low ones.
-- DoRA learns each row's length apart from its direction: W + scale B A is divided by the norms of its rows, and
-  multiplied by a learned `m`, which begins as the norms of W's rows. Backwards, the divisor is a constant.
-  Dropout applies to the adapter's input alone, as without DoRA; peft's DoRA also drops the change of W x's length.
+- `scale` is alpha / r, so that alpha need not change with the rank; rsLoRA uses alpha / sqrt(r), with which high ranks
+  learn as fast as low ones.
+- DoRA learns the norm of each row separately from its direction: W + scale B A is divided by the norms of its rows and
+  multiplied by a learned `m`, initialized to the norms of W's rows. The divisor is a constant to autograd. Dropout
+  applies only to the adapter's input, as without DoRA; peft's DoRA also applies it to the rescaled W x.
 
-Afterwards the correction can be added to W (`merge.py`). Names are PEFT's, so state-dict keys with `lora_` are those of
-its files (`files.py`).
+After training the correction can be added to W (`merge.py`). Names are PEFT's, so state-dict keys with `lora_` are
+those of its files (`files.py`).
 
 Source: Hu et al. 2021, "LoRA", section 4.1; Kalajdzievski 2023, "A Rank Stabilization Scaling Factor"; Liu et al. 2024,
 "DoRA", section 4; Dettmers et al. 2023, "QLoRA"; peft, `tuners/lora/layer.py` and `dora.py`.
@@ -37,25 +38,27 @@ from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
 
-# Weights of the base in float32 at a time, for DoRA and merges: 4 MiB.
+# Weights of the base processed at a time, for DoRA and merges: 4 MiB in float32.
 _CHUNK_WEIGHTS = 2**20
 
 
 class LoRALinear(nn.Module):
-    """A frozen Linear with a trained correction of low rank.
+    """A frozen Linear with a trainable low-rank correction.
 
-    The adapters are float32, cast to x's dtype for the product: an optimizer step is often too small for bfloat16.
+    The adapters are float32, because optimizer steps are often too small for bfloat16; they are cast to x's dtype for
+    the product.
 
     Args:
         base: Any Linear: plain, in half precision, or quantized. It is frozen.
-        rank: Of the correction; None is the config's.
-        scale: What B A x is multiplied by; None is the config's.
-        generator: On the CPU; draws A. Without it A is left uninitialized.
+        config: LoRA settings.
+        generator: CPU generator that initializes A; without it the adapter is not initialized.
+        rank: Rank of the correction; None for the config's.
+        scale: Factor of B A x; None for the config's.
 
     Attributes:
-        lora_A: (r, in_features), uniform within ±1 / sqrt(in_features), like an `nn.Linear`.
-        lora_B: (out_features, r), zeros.
-        lora_magnitude_vector: (out_features,), DoRA's m; None without DoRA.
+        lora_A: (r, in_features), initialized uniformly within ±1 / sqrt(in_features), as in `nn.Linear`.
+        lora_B: (out_features, r), initialized to zeros.
+        lora_magnitude_vector: DoRA's m, (out_features,); None without DoRA.
     """
 
     in_features: int
@@ -89,25 +92,25 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def _begin(self, generator: torch.Generator) -> None:
-        """Initialize to no correction: B to zeros, m to the norms of W's rows."""
+        """Initialize A randomly, B to zeros, and m to the norms of W's rows, so that the correction is zero."""
         bound = 1 / math.sqrt(self.in_features)  # Kaiming-uniform with a = sqrt(5)
         drawn = torch.empty(self.lora_A.weight.shape).uniform_(-bound, bound, generator=generator)
-        self.lora_A.weight.copy_(drawn)  # drawn on the CPU, so that it is the same on every device
+        self.lora_A.weight.copy_(drawn)  # drawn on the CPU, for the same values on every device
         self.lora_B.weight.zero_()
         if self.lora_magnitude_vector is not None:
             self.lora_magnitude_vector.copy_(self.row_norms())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply: (..., in_features) to (..., out_features); in the base's dtype, under autocast in float32."""
+        """Return (..., out_features) for (..., in_features), in the base's dtype, or float32 under autocast."""
         half = torch.is_autocast_enabled(x.device.type)
-        x = x.to(torch.get_autocast_dtype(x.device.type)) if half else x  # once for all products
+        x = x.to(torch.get_autocast_dtype(x.device.type)) if half else x  # cast once for all products
         y = self.base_layer(x)
         if not self.enabled:
             return y.float() if half else y
         low = F.linear(self.lora_dropout(x), self.lora_A.weight.to(x.dtype)) * self.scale  # r numbers, not out
         correction = F.linear(low, self.lora_B.weight.to(x.dtype))
-        both = y.float() + correction if half else y + correction  # bfloat16 would round away what begins at zero
-        if self.lora_magnitude_vector is not None:  # of the rows of a matrix, so not of a bias
+        both = y.float() + correction if half else y + correction  # in bfloat16 a small correction would be lost
+        if self.lora_magnitude_vector is not None:  # scales rows of the matrix, but not the bias
             bias = cast("Tensor | None", getattr(self.base_layer, "bias", None))
             without = both if bias is None else both - bias
             scaled = without * (self.lora_magnitude_vector / self.row_norms())
@@ -115,7 +118,7 @@ class LoRALinear(nn.Module):
         return both if half else both.to(y.dtype)
 
     def effective_weight(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight of `forward`, (out, in), differentiable by the adapters; without dropout."""
+        """Return the corrected weight, (out, in), differentiable with respect to the adapters; without dropout."""
         rows = (rows_of(self.base_layer, *chunk) for chunk in _chunks(self.out_features, self.in_features))
         base = torch.cat([*rows]).detach()
         if not self.enabled:
@@ -127,7 +130,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def merged_rows(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield the effective weight in float32, a range of rows at a time: start, stop, (rows, columns)."""
+        """Yield the corrected weight in ranges of rows: start, stop, float32 (rows, columns)."""
         for start, stop, rows in self._corrected_rows():
             if self.lora_magnitude_vector is not None:
                 rows *= (self.lora_magnitude_vector[start:stop] / torch.linalg.vector_norm(rows, dim=1)).unsqueeze(1)
@@ -139,7 +142,7 @@ class LoRALinear(nn.Module):
         return torch.cat([torch.linalg.vector_norm(rows, dim=1) for _, _, rows in self._corrected_rows()])
 
     def base_rows(self, start: int, stop: int) -> Tensor:
-        """Return rows of the frozen weight, unpacked: (stop - start, in_features), float32."""
+        """Return rows `start` to `stop` of the frozen weight, dequantized: float32 (stop - start, in_features)."""
         return rows_of(self.base_layer, start, stop)
 
     @torch.no_grad()
@@ -149,7 +152,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def _corrected_rows(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield W + scale B A in float32, a range of rows at a time, so a packed W is never unpacked whole."""
+        """Yield W + scale B A in ranges of rows, in float32, so that W is never dequantized as a whole."""
         with torch.autocast(self.lora_A.weight.device.type, enabled=False):
             for start, stop in _chunks(self.out_features, self.in_features):
                 yield start, stop, self.correction(start, stop).add_(rows_of(self.base_layer, start, stop))
@@ -161,7 +164,7 @@ def _chunks(num_rows: int, num_columns: int) -> Iterator[tuple[int, int]]:
 
 
 def rows_of(linear: nn.Module, start: int, stop: int) -> Tensor:
-    """Return rows `start` to `stop` of a Linear's weight, unpacked: (stop - start, in_features), float32."""
+    """Return rows `start` to `stop` of a Linear's weight, dequantized: float32 (stop - start, in_features)."""
     if isinstance(linear, QuantizedLinear):
         return linear.dequantize_rows(start, stop, torch.float32)
     return linear.get_parameter("weight")[start:stop].float()
@@ -171,10 +174,20 @@ Adapted = LoRALinear | LoRAEmbedding
 
 
 def apply_lora(model: LlamaForCausalLM, config: LoRAConfig, *, seed: int | None = 0) -> int:
-    """Add adapters to the targeted modules and freeze all else, in place; return the number of trainable parameters.
+    """Add adapters to the target modules and freeze all other weights, in place.
 
-    The embedding, targeted by its name, gets a `LoRAEmbedding`. `seed` draws A; None leaves the adapters uninitialized.
-    Modules to save are trained whole. TrainingError for a model that has adapters, or a target that it lacks.
+    The embedding, if it is targeted by its name, gets a `LoRAEmbedding`.
+
+    Args:
+        model: A model without adapters.
+        config: LoRA settings.
+        seed: Seed of the initialization; None leaves the adapters uninitialized, and does not check the targets.
+
+    Returns:
+        The number of trainable parameters.
+
+    Raises:
+        TrainingError: If the model has adapters already, or lacks a target.
     """
     if any(adapted_modules(model)):
         raise TrainingError("the model has LoRA adapters already; merge them, or load the model afresh")
@@ -183,7 +196,7 @@ def apply_lora(model: LlamaForCausalLM, config: LoRAConfig, *, seed: int | None 
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | QuantizedLinear) or (name == EMBED_TOKENS and is_table(module))
     ]
-    if seed is not None:  # the settings are a user's
+    if seed is not None:  # the settings are a user's, not a file's
         config.check_targets(names)
     generator, matcher = None if seed is None else torch.Generator().manual_seed(seed), PatternMatcher()
     model.requires_grad_(False)
@@ -196,7 +209,7 @@ def apply_lora(model: LlamaForCausalLM, config: LoRAConfig, *, seed: int | None 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Generator[None]:
-    """Switch a model's adapters off within the `with` block."""
+    """Disable a model's adapters within the `with` block."""
     adapted = [module for _, module in adapted_modules(model)]
     for module in adapted:
         module.enabled = False
@@ -208,12 +221,12 @@ def without_adapters(model: nn.Module) -> Generator[None]:
 
 
 def adapted_modules(model: nn.Module) -> Iterator[tuple[str, Adapted]]:
-    """Yield the adapted Linears and the adapted embedding with their full names."""
+    """Yield the modules with adapters, Linears and embedding, with their full names."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, Adapted))
 
 
 def lora_linears(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
-    """Yield the adapted Linears with their full names."""
+    """Yield the Linears with adapters, with their full names."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LoRALinear))
 
 

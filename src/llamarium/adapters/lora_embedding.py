@@ -1,11 +1,11 @@
-"""LoRA for the embedding table: a trained correction of low rank to rows that are looked up.
+"""LoRA for the embedding table: a low-rank correction to the rows that are looked up.
 
 A frozen table `E` (V, D) gets `A` (r, V) and `B` (D, r), so the row of a token is
 
     E[token] + scale * B A[:, token]
 
-As in PEFT, A begins as zeros and B is drawn; DoRA scales each feature, a column of E, by its learned length; dropout
-does not apply; and a head that is tied to the table is not corrected.
+As in PEFT, A is initialized to zeros and B randomly; DoRA scales each column of E by a learned magnitude; dropout does
+not apply; and a tied head is not corrected.
 
 Source: peft, `tuners/lora/layer.py` (`Embedding`) and `dora.py` (`DoraEmbeddingLayer`).
 """
@@ -20,22 +20,23 @@ from torch import Tensor, nn
 from llamarium.adapters.config import LoRAConfig
 from llamarium.quant.base import QuantizedEmbedding
 
-_CHUNK_WEIGHTS = 2**20  # of the table in float32 at a time: 4 MiB
+_CHUNK_WEIGHTS = 2**20  # weights of the table processed at a time: 4 MiB in float32
 
 
 class LoRAEmbedding(nn.Module):
-    """A frozen embedding table with a trained correction of low rank.
+    """A frozen embedding table with a trainable low-rank correction.
 
     Args:
         base: The table, plain or quantized. It is frozen.
-        rank: Of the correction.
-        scale: What the correction is multiplied by.
-        generator: On the CPU; draws B. Without it the adapter is left uninitialized.
+        config: LoRA settings.
+        generator: CPU generator that initializes B; without it the adapter is not initialized.
+        rank: Rank of the correction.
+        scale: Factor of the correction.
 
     Attributes:
-        lora_embedding_A: (r, num_embeddings), zeros.
-        lora_embedding_B: (embedding_dim, r), normal with standard deviation 1.
-        lora_magnitude_vector: (embedding_dim,), DoRA's lengths; None without DoRA.
+        lora_embedding_A: (r, num_embeddings), initialized to zeros.
+        lora_embedding_B: (embedding_dim, r), initialized from a standard normal distribution.
+        lora_magnitude_vector: DoRA's magnitudes, (embedding_dim,); None without DoRA.
     """
 
     def __init__(
@@ -58,15 +59,15 @@ class LoRAEmbedding(nn.Module):
 
     @torch.no_grad()
     def _begin(self, generator: torch.Generator) -> None:
-        """Initialize to no correction: A to zeros, the lengths to those of the table's columns."""
+        """Initialize B randomly, A to zeros, and magnitudes to the columns' norms, so that the correction is zero."""
         drawn = torch.empty(self.lora_embedding_B.shape).normal_(generator=generator)
-        self.lora_embedding_B.copy_(drawn)  # drawn on the CPU, so that it is the same on every device
+        self.lora_embedding_B.copy_(drawn)  # drawn on the CPU, for the same values on every device
         self.lora_embedding_A.zero_()
         if self.lora_magnitude_vector is not None:
             self.lora_magnitude_vector.copy_(self.column_norms())
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up: (...) to (..., embedding_dim); in the table's dtype, under autocast in float32."""
+        """Return the vectors (..., embedding_dim) of ids (...), in the table's dtype, or float32 under autocast."""
         y = self.base_layer(ids)
         half = torch.is_autocast_enabled(ids.device.type)
         if not self.enabled:
@@ -79,7 +80,7 @@ class LoRAEmbedding(nn.Module):
 
     @torch.no_grad()
     def merged_rows(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield the effective table in float32, a range of rows at a time: start, stop, (rows, embedding_dim)."""
+        """Yield the corrected table in ranges of rows: start, stop, float32 (rows, embedding_dim)."""
         gain = None if self.lora_magnitude_vector is None else self.lora_magnitude_vector / self.column_norms()
         for start, stop, rows in self._corrected_rows():
             yield start, stop, rows if gain is None else rows * gain
@@ -94,7 +95,7 @@ class LoRAEmbedding(nn.Module):
 
     @torch.no_grad()
     def base_rows(self, start: int, stop: int) -> Tensor:
-        """Return rows of the table without the correction: (stop - start, embedding_dim), float32."""
+        """Return rows `start` to `stop` of the frozen table, dequantized: float32 (stop - start, embedding_dim)."""
         return self.base_layer(torch.arange(start, stop, device=self.lora_embedding_A.device)).float()
 
     def _corrected_rows(self) -> Iterator[tuple[int, int, Tensor]]:
@@ -107,10 +108,10 @@ class LoRAEmbedding(nn.Module):
 
 
 def table_of(embedding: nn.Module) -> nn.Module:
-    """Return the table itself, plain or quantized, of a model's embedding with or without an adapter."""
+    """Return the base table, plain or quantized, of an embedding with or without an adapter."""
     return embedding.base_layer if isinstance(embedding, LoRAEmbedding) else embedding
 
 
 def is_table(module: nn.Module) -> bool:
-    """Whether a module is an embedding table that can get an adapter."""
+    """Return whether a module is an embedding table that can get an adapter."""
     return isinstance(module, nn.Embedding | QuantizedEmbedding)

@@ -1,11 +1,12 @@
-"""Merging: add the adapters' correction to the weights, so that a plain model remains.
+"""Merging: add the adapters' corrections to the weights, which gives a model without adapters.
 
-A merged weight is rounded. In bfloat16, with eight bits, a correction much smaller than its weight vanishes. So three
-things are checked: each merged matrix before rounding against its adapter, in float32, with hardly any tolerance; the
-share of the correction that rounding keeps; and the merged model's logits against the adapter's.
+Merged weights are rounded. In bfloat16, with 8 significant bits, a correction much smaller than its weight is lost.
+Therefore three things are checked: each merged matrix before rounding against its adapter, in float32, with a small
+tolerance; the share of the correction that remains after rounding; and the merged model's logits against those of the
+model with the adapter.
 
-An adapter that was trained over a quantized base has learned to correct that base's rounding, too. Merged into the base
-as it is stored, it is another model than the one that was trained; `MergeReport.from_trained` says by how much.
+An adapter trained on a quantized base has also learned to correct the quantization error. Merged into the base as
+stored, it gives another model than the trained one; `MergeReport.from_trained` measures the difference.
 """
 
 from dataclasses import dataclass, replace
@@ -23,13 +24,13 @@ from llamarium.errors import TrainingError, escape, warn_caller
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 
-# How far logits may be apart, as a share of their own length: several times what computing in these dtypes makes of a
-# model of 30 layers (3.7 % in bfloat16, 0.4 % in float16).
+# Maximum difference of logits relative to their norm: several times the rounding error of a model with 30 layers in
+# these dtypes (3.7 % in bfloat16, 0.4 % in float16).
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.04, torch.bfloat16: 0.2}
 FULLY_KEPT, _MIN_KEPT = 0.9, 0.5
 _NUM_PROBES = 64
 _NUM_VECTORS = 8
-_PRODUCT_TOLERANCE = 1e-5  # of a single matrix, in float32; sums in another order make 1e-6
+_PRODUCT_TOLERANCE = 1e-5  # for one matrix in float32; another order of summation gives 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,15 @@ class MergeReport:
     """Measurements of a merge.
 
     Attributes:
-        kept: Share of the correction in the merged weights; 1 without rounding.
-        effect: How far the adapter moves the logits of some random tokens, relative to their length.
-        difference: How far the merged model's logits are from the adapter's.
-        tolerance: The most that they may be.
-        trained_over: What training held the base in: "stored", as its files have it, or the type that it was quantized
-            to, such as "NF4"; None where the adapter does not tell.
-        merged_onto: What the adapter was merged into, in the same words.
-        from_trained: How far the merged model's logits are from those of the adapter over the base that it was trained
-            on; None where that base is not known.
+        kept: Share of the correction that remains in the merged weights; 1 without rounding.
+        effect: Change of the logits of some random tokens by the adapter, relative to their norm.
+        difference: Difference between the merged model's logits and those with the adapter, relative to their norm.
+        tolerance: Maximum of `difference`.
+        trained_over: Type of the base in training: "stored", as in its files, or the type that it was quantized to,
+            such as "NF4"; None if the adapter does not record it.
+        merged_onto: Type of the base that the adapter was merged into, in the same terms.
+        from_trained: Difference between the merged model's logits and those of the adapter on the base that it was
+            trained on; None if that base is not known.
     """
 
     kept: float
@@ -59,7 +60,7 @@ class MergeReport:
 
 @torch.no_grad()
 def adapted_logits(model: LlamaForCausalLM, folder: Path, *, check_base: bool = True) -> Tensor:
-    """Put an adapter on its base, in place, and return its logits of the tokens that a merge is measured with."""
+    """Apply an adapter to its base, in place, and return the logits that a merge is compared with."""
     load_adapter(model, folder, check_base=check_base)
     return _probe(model).cpu()
 
@@ -68,11 +69,19 @@ def adapted_logits(model: LlamaForCausalLM, folder: Path, *, check_base: bool = 
 def merge_adapter(
     model: LlamaForCausalLM, folder: Path, *, check_base: bool = True, trained: Tensor | None = None
 ) -> MergeReport:
-    """Put an adapter on its base, merge it in place, and compare the result with the adapter.
+    """Apply an adapter to its base, merge it in place, and compare the merged model with the adapter.
 
-    The base, plain or quantized, is plain afterwards, in its own dtype. `trained` are `adapted_logits` of the base as
-    training held it, if that is another. Warns if a tenth of the correction is lost in rounding; TrainingError if half
-    of it is, or if the merged model computes something else. Others as `load_adapter`.
+    A UserWarning is issued if more than a tenth of the correction is lost in rounding.
+
+    Args:
+        model: The base, plain or quantized; not quantized afterwards, in the same dtype.
+        folder: Folder of the adapter.
+        check_base: Check that the model is the adapter's base.
+        trained: `adapted_logits` of the base as it was in training, if that differs from `model`.
+
+    Raises:
+        TrainingError: If more than half of the correction is lost, or the merged model's logits differ too much.
+        LlamariumError: As `load_adapter`.
     """
     base = _probe(model)
     load_adapter(model, folder, check_base=check_base)
@@ -83,7 +92,7 @@ def merge_adapter(
     if trained is not None:
         report = replace(report, from_trained=_distance(merged.cpu(), trained))
     dtype = str(model.dtype).removeprefix("torch.")
-    noise = report.tolerance / 4  # what computing alone moves, twice
+    noise = report.tolerance / 4  # twice the rounding error of the computation
     most = min(report.tolerance, max(noise, report.effect / 2))
     if not report.difference <= most:
         advice = "" if model.dtype is torch.float32 else "; merge in float32 (--dtype float32)"
@@ -103,14 +112,14 @@ def merge_adapter(
 
 
 def _probe(model: LlamaForCausalLM) -> Tensor:
-    """Return the logits of some random tokens, always the same: (1, T, V), float32."""
+    """Return the logits of a fixed sequence of random tokens, float32 (1, T, V)."""
     count = min(_NUM_PROBES, model.config.max_position_embeddings)
     drawn_1T = torch.randint(model.config.vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
     return model(drawn_1T.to(model.device)).float()
 
 
 def _distance(logits: Tensor, reference: Tensor) -> float:
-    """Return the norm of the difference relative to the reference's, without their means, which softmax ignores."""
+    """Return the norm of the difference relative to the reference's norm, without means, which softmax ignores."""
     centred = reference - reference.mean(dim=-1, keepdim=True)
     difference = logits - reference
     difference = difference - difference.mean(dim=-1, keepdim=True)
@@ -118,10 +127,10 @@ def _distance(logits: Tensor, reference: Tensor) -> float:
 
 
 def merge_adapters(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> LlamaForCausalLM:
-    """Add the adapters to the weights and unpack packed weights, in place; return the model, frozen.
+    """Merge the adapters into the weights and dequantize quantized weights, in place; return the frozen model.
 
-    `dtype` is the result's, the model's by default; sums are float32. TrainingError if a merged matrix computes
-    something else than its adapter; those before it are merged.
+    `dtype` is that of the result, by default the model's; sums are in float32. TrainingError if the products of a
+    merged matrix differ from its adapter's; the matrices before it are merged then.
     """
     _merge(model, dtype or model.dtype)
     return model
@@ -129,7 +138,7 @@ def merge_adapters(model: LlamaForCausalLM, dtype: torch.dtype | None = None) ->
 
 @torch.no_grad()
 def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
-    """Merge in place and return the share of the correction that is kept."""
+    """Merge in place and return the share of the correction that remains after rounding."""
     kinds = (*get_args(Adapted), QuantizedLinear, QuantizedEmbedding)
     # Names, not modules: a list of modules would keep every packed weight alive until the end.
     names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
@@ -138,7 +147,7 @@ def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
         # merged, the head is no longer the embedding table
         model.config = replace(model.config, tie_word_embeddings=False)
     for name in names:
-        if name.endswith(".base_layer"):  # goes with its adapter
+        if name.endswith(".base_layer"):  # merged with its adapter
             continue
         module = model.get_submodule(name)
         if isinstance(module, LoRALinear):
@@ -163,7 +172,7 @@ def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
 
 
 def _merged(adapted: Adapted, dtype: torch.dtype) -> tuple[Tensor, float, float]:
-    """Return the merged weight; and sums of r c and c c, where c is the correction and r its rounding."""
+    """Return the merged weight, and the sums of r c and c c, where c is the correction and r the rounded correction."""
     if isinstance(adapted, LoRAEmbedding):
         shape, device = (adapted.num_embeddings, adapted.embedding_dim), adapted.lora_embedding_A.device
     else:
@@ -174,13 +183,13 @@ def _merged(adapted: Adapted, dtype: torch.dtype) -> tuple[Tensor, float, float]
         base = adapted.base_rows(start, stop)
         weight[start:stop] = rows
         correction, rounded = rows - base, weight[start:stop].float() - base
-        kept += (rounded * correction).sum().item()  # sync: twice a chunk, once in the model's life
+        kept += (rounded * correction).sum().item()  # sync: twice per chunk, once per merge
         whole += correction.square().sum().item()
     return weight, kept, whole
 
 
 def _check_products(name: str, linear: LoRALinear) -> None:
-    """Compare products with the merged matrix, before rounding, to those of the adapter's two matrices, in float32."""
+    """Compare products with the merged matrix before rounding to those of the adapter, in float32."""
     x = torch.randn(_NUM_VECTORS, linear.in_features, generator=torch.Generator().manual_seed(0))
     x = x.to(linear.lora_A.weight.device)
     chunks = ((F.linear(x, rows_of(linear.base_layer, i, j)), F.linear(x, rows)) for i, j, rows in linear.merged_rows())
@@ -189,7 +198,7 @@ def _check_products(name: str, linear: LoRALinear) -> None:
     expected = base + F.linear(low, linear.lora_B.weight)
     if linear.lora_magnitude_vector is not None:
         expected *= linear.lora_magnitude_vector / linear.row_norms()
-    off, length = (merged - expected).norm().item(), expected.norm().item()  # sync: once a matrix
+    off, length = (merged - expected).norm().item(), expected.norm().item()  # sync: once per matrix
     if not off <= _PRODUCT_TOLERANCE * length:
         raise TrainingError(
             f"{name}: products with the merged matrix are {off:.3g} away from the adapter's, of length {length:.3g}; "
@@ -198,7 +207,7 @@ def _check_products(name: str, linear: LoRALinear) -> None:
 
 
 def _linear(weight: Tensor, base: nn.Module) -> nn.Linear:
-    """Return a Linear of a merged or unpacked weight, with its base's bias."""
+    """Return a Linear with a merged or dequantized weight, and its base's bias."""
     linear = meta_linear(weight.shape[1], weight.shape[0])
     linear.weight = nn.Parameter(weight, requires_grad=False)
     bias = getattr(base, "bias", None)

@@ -1,17 +1,17 @@
-"""Resolve the base model of an adapter, and the public name of a model. No heavy imports."""
+"""Names of models: the base model of an adapter, and the public name of a model. No heavy imports."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 DEFAULT_MODEL = "smollm2-135m"
-"""What is loaded where neither a model nor an adapter is named."""
+"""The model that is loaded if neither a model nor an adapter is given."""
 
 Adapters = Mapping[str, str] | Mapping[str, Path] | Mapping[str, str | Path]
-"""Folders of adapters by the names that requests choose them by."""
+"""Folders of adapters, by the names that requests select them with."""
 
 
 def base_model(model: str | Path | None, adapter: str | Path | None, adapters: Adapters) -> str | Path | None:
-    """Return the given model, else the base that `adapter`, or the first of `adapters`, names; or None.
+    """Return `model`, or else the base of `adapter` or of the first of `adapters`; None without all three.
 
     LlamariumError if an adapter's config cannot be read, or names no base.
     """
@@ -24,9 +24,9 @@ def base_model(model: str | Path | None, adapter: str | Path | None, adapters: A
 
 
 def public_name(model: str | Path | None, adapter: str | Path | None, adapters: Adapters) -> str:
-    """Return the name by which requests address a model: the last part of a path; of `adapter` where no model is given.
+    """Return a model's name in requests: the last part of a path, or that of `adapter` if no model is given.
 
-    Arguments and errors are those of `base_model`.
+    For arguments and errors see `base_model`.
     """
     if not model and adapter is not None:
         return _last_name(adapter)

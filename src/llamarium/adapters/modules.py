@@ -1,4 +1,4 @@
-"""A saved adapter on PyTorch modules: put on, and held against its base."""
+"""Applying a saved adapter to PyTorch modules, and checking their base."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -33,11 +33,17 @@ _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 def load_adapter(
     model: LlamaForCausalLM, folder: Path, *, trainable: bool = False, check_base: bool = True
 ) -> LoRAConfig:
-    """Read an adapter and put it on its base, plain or quantized, in place; after an error the model is unchanged.
+    """Read an adapter and apply it to its base, plain or quantized, in place; after an error the model is unchanged.
 
-    Adapters, and the weights that they replace, stay frozen unless `trainable`; `check_base` refuses another base, and
-    one that contains the adapter. LlamariumError as `read_adapter` and `check_base`, if the model has adapters, or if
-    trained biases would be `trainable`.
+    Args:
+        model: The base, without adapters.
+        folder: Folder of the adapter.
+        trainable: Make the adapters and the weights that they replace trainable; otherwise they are frozen.
+        check_base: Refuse another base, and one that contains the adapter already.
+
+    Raises:
+        LlamariumError: As `read_adapter` and `check_base`, if the model has adapters already, or if the adapter has
+            biases and `trainable` is set.
     """
     saved = read_adapter(folder, model.config)
     if trainable and saved.has_biases:
@@ -53,14 +59,14 @@ def load_adapter(
 
 
 def put_whole(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool = True) -> None:
-    """Put all of an adapter on its base, in place: corrections, the embedding's too, and what replaces weights."""
+    """Apply all of an adapter to its base, in place: corrections, including the embedding's, and whole weights."""
     on_table = EMBEDDING_A in saved.tensors and EMBED_TOKENS not in saved.token_rows
     whole = saved.without_embedding() if on_table else saved
     replacement = replacement_of(whole, model.config, partial(_whole_weight, model))
     has_new_rows = replacement is not None and replacement.config.vocab_size != model.config.vocab_size
     has_new_rows = has_new_rows and (LM_HEAD in saved.linears or on_table)
-    # A corrected head or table with other rows must be there before its correction. No such file names its base by its
-    # numbers.
+    # A head or table with another number of rows must be replaced before its correction is applied. Files of such
+    # adapters have no fingerprint of the base, so there is nothing to check.
     if replacement is not None and has_new_rows:
         _put_replacement(model, replacement)
     put_on(model, saved if on_table else whole, check_base=check_base and not has_new_rows, on_table=on_table)
@@ -69,12 +75,12 @@ def put_whole(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool 
 
 
 def put_on(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool = True, on_table: bool = False) -> None:
-    """Put an adapter's low-rank corrections on its base, in place, and freeze both: of Linears, and `on_table`."""
+    """Apply an adapter's low-rank corrections to Linears, and `on_table` to the embedding, in place; freeze all."""
     trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
     apply_lora(model, _for_modules(saved, on_table=on_table), seed=None)
     held = saved if on_table else saved.without_embedding()
     tensors = {key: torch.from_numpy(values) for key, values in held.tensors.items()}
-    model.load_state_dict(tensors, strict=False)  # names are checked already; the base's are not in it
+    model.load_state_dict(tensors, strict=False)  # names are checked already; the base's keys are missing here
     if check_base:
         try:
             base_check.check_base(ModuleBase(model), saved)
@@ -92,7 +98,7 @@ def _put_replacement(model: LlamaForCausalLM, replacement: Replacement) -> None:
 
 
 def put_weights(model: LlamaForCausalLM, config: ModelConfig, weights: Mapping[str, Weight]) -> None:
-    """Put whole weights in the place of a model's, in place, over the same memory on a CPU; `config` is theirs."""
+    """Replace weights of a model, in place, sharing memory on the CPU; `config` is the config afterwards."""
     dtype, device = model.dtype, str(model.device)
     for key, weight in weights.items():
         name = key.rpartition(".")[0]
@@ -111,13 +117,13 @@ def put_weights(model: LlamaForCausalLM, config: ModelConfig, weights: Mapping[s
 
 
 def saves(model: LlamaForCausalLM, key: str) -> bool:
-    """Whether a weight of a model with adapters is trained and saved whole, by its key."""
+    """Return whether a weight of a model with adapters, by its key, is trained and saved whole."""
     adapted = next((module for _, module in adapted_modules(model)), None)
     return adapted is not None and ".lora_" not in key and adapted.config.saves(key.rpartition(".")[0])
 
 
 def _for_modules(saved: SavedAdapter, *, on_table: bool) -> LoRAConfig:
-    """Return an adapter's settings for modules: all that it replaces is trained and saved whole from then on."""
+    """Return an adapter's settings for modules, with all weights that it replaces in `modules_to_save`."""
     replaced = {key.rpartition(".")[0] for key in saved.weights} | saved.token_rows.keys()
     if EMBEDDING_A in saved.tensors:
         replaced.add(EMBED_TOKENS)
@@ -134,10 +140,10 @@ def _whole_weight(model: LlamaForCausalLM, key: str) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """How much of the adapters' correction C the weights W contain.
+    """The share of the adapters' correction C that the weights W contain, before and after a merge.
 
     Attributes:
-        share: Of the base's weights.
+        share: Share in the base's weights.
         merged: `of_correction` of the merged weights: 1 more, except for DoRA, which scales their rows.
     """
 
@@ -147,7 +153,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class ModuleBase:
-    """A model as a `Base`, on any device; adapters on it are ignored by the fingerprints."""
+    """A model of PyTorch modules as a `Base`, on any device; the fingerprints ignore its adapters."""
 
     model: LlamaForCausalLM
 
@@ -176,7 +182,7 @@ class ModuleBase:
 
     @torch.no_grad()
     def projection(self) -> Projection | None:
-        """Measure the adapters on the model; None where W is sharded over processes."""
+        """Measure the projection for the model's adapters; None if W is sharded over processes."""
         inner = inner_merged = correction = base = 0.0
         count = 0
         for _, linear in lora_linears(self.model):
@@ -184,7 +190,7 @@ class ModuleBase:
                 return None
             for start, stop, merged in linear.merged_rows():
                 weights, change = rows_of(linear.base_layer, start, stop), linear.correction(start, stop)
-                inner += float((weights * change).sum(dtype=torch.float64))  # sync: a few times a matrix
+                inner += float((weights * change).sum(dtype=torch.float64))  # sync: a few times per matrix
                 inner_merged += float((merged * change).sum(dtype=torch.float64))
                 correction += float(change.square().sum(dtype=torch.float64))
                 base += float(weights.square().sum(dtype=torch.float64))
@@ -205,8 +211,9 @@ def _sampled(linears: list[nn.Module]) -> Iterator[Tensor]:
     for linear in linears:
         for row in sampled_linear(cast(int, linear.out_features)):
             values = rows_of(linear, row, row + 1)
-            yield values + 0.0 if isinstance(linear, QuantizedLinear) else values  # -0.0 is 0.0: a code has no sign
+            # -0.0 to 0.0: the code is the same
+            yield values + 0.0 if isinstance(linear, QuantizedLinear) else values
 
 
 def _values(tensor: Tensor) -> NDArray[np.float32]:
-    return tensor.detach().float().cpu().numpy()  # sync: some rows, once in a model's life
+    return tensor.detach().float().cpu().numpy()  # sync: a few rows, once per model

@@ -1,7 +1,7 @@
-"""Regular expressions from adapter files, matched within a deadline.
+"""Regular expressions from adapter files, matched with a deadline.
 
-PEFT writes module names as regular expressions, and a file may hold one that takes forever on a name that does not
-match. All patterns of an adapter share one deadline.
+PEFT files may have regular expressions for module names, and a malicious one can take exponential time on a name that
+does not match. All patterns of an adapter share one deadline.
 """
 
 import time
@@ -13,13 +13,13 @@ _SECONDS = 0.5
 
 
 class PatternMatcher:
-    """Matches names against patterns; TrainingError for an invalid pattern, or one that takes too long."""
+    """A matcher of names against patterns; TrainingError for an invalid pattern, or one that takes too long."""
 
     def __init__(self) -> None:
         self._deadline = time.monotonic() + _SECONDS
 
     def matches(self, pattern: str, name: str) -> bool:
-        """Whether a pattern matches a whole name."""
+        """Return whether a pattern matches a whole name."""
         import regex
 
         left = self._deadline - time.monotonic()
@@ -34,5 +34,5 @@ class PatternMatcher:
             raise TrainingError(f"LoRA: the pattern {show_value(pattern)} is invalid: {error}") from None
 
     def first(self, patterns: Iterable[str], name: str) -> str | None:
-        """Return the first pattern that matches a name, or its end after a dot: PEFT's rule for `rank_pattern`."""
+        """Return the first pattern that matches a name or its end after a dot, as PEFT does for `rank_pattern`."""
         return next((p for p in patterns if p == name or self.matches(rf"(.*\.)?({p})", name)), None)

@@ -1,7 +1,7 @@
-"""`adapter_config.json`: PEFT's fields as a `LoRAConfig`.
+"""`adapter_config.json`: conversion of PEFT's fields to a `LoRAConfig`.
 
-A field that would change what the adapter computes, and is not implemented, is refused by name; any other unknown field
-is ignored and reported once.
+An unsupported field that changes the results of the adapter is an error that names it; other unknown fields are ignored
+with one warning.
 
 Source: peft, `config.py`, `tuners/lora/config.py`.
 """
@@ -18,19 +18,19 @@ _READ = frozenset(
     "layers_to_transform layers_pattern rank_pattern alpha_pattern modules_to_save trainable_token_indices "
     "ensure_weight_tying".split()
 )
-# Fields that say how training began or how a program runs the adapter.
+# Fields about initialization or execution, without effect on the results.
 _WITHOUT_EFFECT = frozenset(
     "peft_version inference_mode revision auto_mapping megatron_config megatron_core qalora_group_size fan_in_fan_out "
     "runtime_config eva_config corda_config lora_ga_config loftq_config".split()
 )
-# Fields with other values than "off" that are implemented. Ways to begin that changed the base are not among them.
+# Supported values of fields, besides "off". Initializations that changed the base are not supported.
 _ALLOWED: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM",),
     "bias": ("none", "lora_only", "all"),
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
 }
-# Fields with which an adapter computes something else.
+# Unsupported fields that change the results.
 _CHANGES_RESULTS = frozenset(
     "use_qalora lora_bias layer_replication target_parameters use_bdlora alora_invocation_tokens arrow_config "
     "monteclora_config velora_config kasa_config".split()
@@ -38,9 +38,11 @@ _CHANGES_RESULTS = frozenset(
 
 
 def check_fields(raw: Mapping[str, Any], path: Path) -> None:
-    """Refuse fields that change what an adapter computes and are not implemented; report unknown ones once.
+    """Check that all fields are supported; one warning lists unknown fields.
 
-    UnsupportedFormatError for such a field, CheckpointError for a base that is not a name.
+    Raises:
+        UnsupportedFormatError: For an unsupported field that changes the results.
+        CheckpointError: If the base's name is not a string.
     """
     unknown: list[str] = []
     for name, value in raw.items():
@@ -65,7 +67,7 @@ def check_fields(raw: Mapping[str, Any], path: Path) -> None:
 
 
 def lora_config(raw: Mapping[str, Any], path: Path) -> LoRAConfig:
-    """Translate PEFT's fields; CheckpointError for a value out of range."""
+    """Convert PEFT's fields; CheckpointError for a value out of range."""
     try:
         return LoRAConfig(
             r=raw.get("r", 8),
@@ -86,7 +88,7 @@ def lora_config(raw: Mapping[str, Any], path: Path) -> LoRAConfig:
 
 
 def token_indices(raw: Mapping[str, Any], path: Path) -> dict[str, list[int]]:
-    """Return the tokens whose rows were trained, by the end of the module's name; CheckpointError if malformed."""
+    """Return the ids of tokens whose rows were trained, by the end of a module's name; CheckpointError if malformed."""
     given = raw.get("trainable_token_indices") or {}
     by_module = cast("dict[str, Any]", given if isinstance(given, dict) else {"embed_tokens": given})
     for name, ids in by_module.items():

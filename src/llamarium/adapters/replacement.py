@@ -1,7 +1,7 @@
-"""The weights that an adapter puts in the place of its base's: saved modules, tables with other rows. Never torch.
+"""Whole weights of an adapter that replace the base's. Torch-free.
 
-Low-rank corrections of Linears run beside the base's weights. All else that PEFT trains ends in new weights here: the
-embedding with its own low-rank correction, the rows of some tokens, and modules that were saved whole.
+Low-rank corrections of Linears are applied in addition to the base's weights. Everything else that PEFT trains is
+converted to new weights here: the embedding with its low-rank correction, the rows of some tokens, and saved modules.
 
 Source: peft, `tuners/lora/layer.py` (`Embedding`), `tuners/lora/dora.py`, `tuners/trainable_tokens/layer.py`.
 """
@@ -21,11 +21,12 @@ _Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """New weights, and the config of the model that has them.
+    """Weights that replace a base's, and the config of the resulting model.
 
     Attributes:
-        config: The base's, with the adapter's vocabulary, and an untied head where it has one of its own.
-        weights: Float32, by key. A head that is untied and not among them is the base's embedding table.
+        config: The base's config, with the adapter's vocabulary size, and untied if the head differs from the
+            embedding.
+        weights: float32, by key. An untied head that is not included is the base's embedding table.
     """
 
     config: ModelConfig
@@ -33,9 +34,9 @@ class Replacement:
 
 
 def replacement_of(saved: SavedAdapter, config: ModelConfig, read: Callable[[str], _Floats]) -> Replacement | None:
-    """Return the weights that an adapter replaces; None where it only corrects Linears, or repeats the base's weights.
+    """Return the weights that an adapter replaces; None if it only corrects Linears, or repeats the base's weights.
 
-    `read` returns a whole weight of the base, float32, by key.
+    `read` returns a whole weight of the base by its key, in float32.
     """
     if not saved.replaces_weights:
         return None
@@ -58,7 +59,7 @@ def replacement_of(saved: SavedAdapter, config: ModelConfig, read: Callable[[str
     is_tied = tied and (same or not {EMBEDDING, HEAD} & weights.keys())
     if is_tied:
         weights.pop(HEAD, None)
-    for key in [key for key in weights if key != HEAD or not tied]:  # PEFT saves what is the base's own, too
+    for key in [key for key in weights if key != HEAD or not tied]:  # PEFT also saves unchanged weights of the base
         base = read(key)
         if base.shape == weights[key].shape and np.array_equal(base, weights[key]):
             del weights[key]
@@ -77,12 +78,12 @@ def _changes_head(saved: SavedAdapter, *, tied: bool) -> bool:
 
 
 def _with_correction(table_VD: _Floats, saved: SavedAdapter) -> _Floats:
-    """Return the embedding with its low-rank correction; DoRA scales each feature by its learned length."""
+    """Return the embedding with its low-rank correction; DoRA scales each column by its learned magnitude."""
     a = saved.tensors.get(EMBEDDING_A)
     if a is None:
         return table_VD
     b = saved.tensors[f"{EMBED_TOKENS}.lora_embedding_B"]
-    corrected: _Floats = saved.scales[EMBED_TOKENS] * (a.T @ b.T)  # float32: the scale is a number of Python
+    corrected: _Floats = saved.scales[EMBED_TOKENS] * (a.T @ b.T)  # remains float32: the scale is a Python float
     corrected += table_VD
     magnitude = saved.tensors.get(f"{EMBED_TOKENS}.lora_magnitude_vector")
     if magnitude is not None:

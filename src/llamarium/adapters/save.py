@@ -33,15 +33,19 @@ def save_adapter(
     full_tensor: Callable[[Tensor], Tensor] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Write a model's adapters, in float32, over those in `folder`; each file is complete or untouched.
+    """Write a model's adapters in float32, replacing those in `folder`; each file is written atomically.
 
     Args:
-        model: With adapters; TrainingError without.
-        folder: Made if missing; OutputError if it cannot be written. The config is written last.
-        base_model: The base's name, as `load` takes it.
-        metadata: `adapter_metadata` of the model, if its base is no longer at hand.
+        model: A model with adapters.
+        folder: Output folder, created if missing. The config is written last.
+        base_model: Name of the base, as for `load`.
+        metadata: `adapter_metadata` of the model, if it was computed before; None computes it.
         full_tensor: Gathers a tensor that is sharded over processes.
-        tokenizer: Saved beside the adapters.
+        tokenizer: Tokenizer to save with the adapters.
+
+    Raises:
+        TrainingError: If the model has no adapters.
+        OutputError: If the folder cannot be written.
     """
     adapted = dict(adapted_modules(model))
     if not adapted:
@@ -57,7 +61,7 @@ def save_adapter(
         write_safetensors(folder / ADAPTER, weights, metadata)
         if tokenizer is not None:
             tokenizer.save(folder)
-        names = dict.fromkeys(name.rpartition(".")[2] for name in adapted)  # some readers lack "all-linear"
+        names = dict.fromkeys(name.rpartition(".")[2] for name in adapted)  # some readers do not support "all-linear"
         targets = [*names] if config.target_modules == "all-linear" else _listed(config.target_modules)
         write_json(
             folder / ADAPTER_CONFIG, _to_peft(config, targets, _saved_modules(model, config), _published(base_model))
@@ -68,9 +72,9 @@ def save_adapter(
 
 
 def adapter_tensors(model: LlamaForCausalLM) -> dict[str, Tensor]:
-    """Return all that is saved of a model's adapters by key: low-rank corrections, and whole weights.
+    """Return the tensors of a model's adapters by key: low-rank matrices and whole weights.
 
-    A tied head is there as well: PEFT's readers keep a copy of each module that is saved.
+    A tied head is included too, because PEFT expects a copy of each saved module.
     """
     tensors: dict[str, Tensor] = {key: p for key, p in model.named_parameters() if ".lora_" in key or saves(model, key)}
     if model.config.tie_word_embeddings and EMBEDDING in tensors:
@@ -92,8 +96,13 @@ def adapter_metadata(
 ) -> dict[str, str]:
     """Return the header of an adapter's file, which identifies its base.
 
-    `stored` is its `stored_fingerprint`, `quantized` the type to which it was quantized after that, or "none".
-    A model with weights that its adapter replaced is no longer the base, so nothing of it identifies one.
+    Fingerprints are omitted if the adapter replaces weights, because the model then differs from its base.
+
+    Args:
+        model: A model with adapters.
+        base_model: Name of the base, as for `load`.
+        stored: `stored_fingerprint` of the base.
+        quantized: Type that the stored base was quantized to, or "none".
     """
     base = ModuleBase(model)
     is_replaced = any(saves(model, key) for key, _ in model.named_parameters())
@@ -112,7 +121,7 @@ def _weight(key: str, tensor: Tensor, full_tensor: Callable[[Tensor], Tensor] | 
 
 
 def _published(name: str | None) -> str | None:
-    """Return a base's name for other programs: a repository of the hub, or an absolute path."""
+    """Return a base's name for other programs: a Hub repository, or an absolute path."""
     if name is None:
         return None
     if name in BUILTINS:
