@@ -1,7 +1,7 @@
-"""The configuration of a Llama, in Hugging Face's field names.
+"""The configuration of a Llama model, with Hugging Face's field names.
 
-`ModelConfig` is the one description that building, loading, costing and exporting a model read. `huggingface.py` reads
-it from a `config.json`, with the published defaults of transformers where a field is missing.
+Building, loading, costing and exporting a model all use `ModelConfig`. `huggingface.py` reads it from a `config.json`;
+missing fields have the defaults of transformers.
 """
 
 from llamarium.config.json_file import read_json_object

@@ -1,8 +1,7 @@
-"""From a Hugging Face `config.json` to the fields of a `ModelConfig`.
+"""Conversion of a Hugging Face `config.json` to the fields of a `ModelConfig`.
 
-A missing field has the default that transformers publishes for its architecture; which defaults were used is noted.
-Fields that would change what the model computes, in a way that is not supported, are refused by name. Fields without
-effect are ignored.
+A missing field gets the default of transformers for its architecture, and `notes` records it. Unsupported values that
+change what the model computes are errors that name the field. Fields without effect are ignored.
 
 Source: transformers' `LlamaConfig` and `MistralConfig`, in the v4 spelling (`rope_theta`, `rope_scaling`) and the v5
 spelling (`rope_parameters`).
@@ -20,7 +19,7 @@ from llamarium.errors import ConfigError, escape, show_value, warn_caller
 
 @dataclass(frozen=True, slots=True)
 class _Defaults:
-    """What transformers takes where a field is missing; None for `num_key_value_heads` is as many as query heads."""
+    """Defaults of transformers for missing fields; `num_key_value_heads` None means as many as query heads."""
 
     max_position_embeddings: int
     num_key_value_heads: int | None
@@ -35,7 +34,7 @@ _DEFAULTS = {
 }
 _ARCHITECTURES = {"LlamaForCausalLM": "llama", "LLaMAForCausalLM": "llama", "MistralForCausalLM": "mistral"}
 
-# Fields whose only supported values are these: any other changes the mathematics.
+# Fields and their only supported values; others change the computation.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish", None),
     "partial_rotary_factor": (1.0, None),
@@ -46,7 +45,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "logits_scaling": (1.0, None),
 }
 
-# Fields of the config that are read here.
+# Fields that are read.
 _READ = frozenset(
     "model_type architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
     "num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings rms_norm_eps rope_theta "
@@ -54,7 +53,7 @@ _READ = frozenset(
     "attention_bias mlp_bias sliding_window layer_types pretraining_tp".split()
 )
 
-# Fields that do not change what the model computes: training, serving, bookkeeping, defaults of `generate`.
+# Fields without effect on the computation: training, serving, bookkeeping, defaults of `generate`.
 _IGNORED = frozenset(
     "attention_dropout use_cache torch_dtype dtype transformers_version quantization_config auto_map "
     "_name_or_path is_llama_config transformers.js_config _attn_implementation_autoset _attn_implementation "
@@ -72,13 +71,13 @@ _IGNORED = frozenset(
 
 
 def read_fields(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Translate the content of a `config.json` into `ModelConfig`'s fields, checking types."""
+    """Convert the contents of a `config.json` to `ModelConfig` fields, checking types; ConfigError if invalid."""
     kind = _kind(raw, source)
     _reject_unsupported(raw, source)
     defaults, notes = _DEFAULTS[kind], list[str]()
 
     def default(name: str, field_type: type) -> Any:
-        """Return a field, or its published default, which is noted."""
+        """Return a field, or its default, which is added to the notes."""
         if raw.get(name) is None:
             notes.append(f"{name} {getattr(defaults, name):g}")
         return optional(raw, name, field_type, getattr(defaults, name), source)
@@ -112,7 +111,7 @@ def read_fields(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _notes(defaults: list[str], raw: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what the summary says about how the file was read."""
+    """Return the notes on defaults and on fields without effect, for a model's summary."""
     notes = [f"not in the config, the format's default: {item}" for item in defaults]
     if raw.get("pretraining_tp") not in (1, None):
         notes.append(f"without effect: pretraining_tp {escape(raw['pretraining_tp'], 40)}")
@@ -120,7 +119,7 @@ def _notes(defaults: list[str], raw: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _kind(raw: Mapping[str, Any], source: str) -> str:
-    """Return "llama" or "mistral", by `model_type`, or by the architecture where that is missing."""
+    """Return "llama" or "mistral", from `model_type`, or else from the architecture."""
     architectures: list[Any] = optional(raw, "architectures", list, [], source)
     named = {_ARCHITECTURES[name] for name in architectures if isinstance(name, str) and name in _ARCHITECTURES}
     if architectures and not named:
@@ -157,7 +156,7 @@ def _reject_unsupported(raw: Mapping[str, Any], source: str) -> None:
 
 
 def _kv_heads(raw: Mapping[str, Any], heads: int, defaults: _Defaults, notes: list[str], source: str) -> int:
-    """Return the number of key-value heads; null means as many as query heads, for Mistral too."""
+    """Return the number of key-value heads; null means as many as query heads, also for Mistral."""
     if "num_key_value_heads" in raw or defaults.num_key_value_heads is None:
         return optional(raw, "num_key_value_heads", int, heads, source)
     notes.append(f"num_key_value_heads {defaults.num_key_value_heads}")
@@ -176,9 +175,9 @@ def _head_dim(raw: Mapping[str, Any], hidden: int, heads: int, source: str) -> i
 
 
 def _sliding_window(raw: Mapping[str, Any], kind: str, context: int, notes: list[str], source: str) -> int | None:
-    """Return the window of attention, or None where every token sees all before it.
+    """Return the sliding window of attention, or None for full causal attention.
 
-    transformers ignores the field for Llama models. A window of at least the context has no effect.
+    transformers ignores the field for Llama models. A window of at least the context length has no effect.
     """
     window = optional(raw, "sliding_window", int, None, source)
     if window is not None and window < 1:

@@ -1,4 +1,4 @@
-"""Small JSON files beside a model."""
+"""Reading the small JSON files of a model."""
 
 import stat
 from pathlib import Path
@@ -9,10 +9,11 @@ from llamarium.strict_json import parse_json
 
 
 def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]:
-    """Read one JSON object from a small file.
+    """Read a JSON object from a small file.
 
-    ConfigError if the file is missing, not a regular file, larger than `limit_bytes`, not UTF-8 or JSON, nested too
-    deeply, not an object, or if it has a key twice, a NaN or an infinity, which JSON lacks.
+    Raises:
+        ConfigError: If the file is missing, not a regular file, larger than `limit_bytes`, not UTF-8, not valid JSON,
+            nested too deeply, or not an object. Duplicate keys, NaN and infinity are not valid JSON.
     """
     try:
         status = path.stat()
@@ -21,7 +22,7 @@ def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]
         if status.st_size > limit_bytes:
             raise ConfigError(f"{escape(path)}: {status.st_size} bytes; expected at most {limit_bytes} for a JSON file")
         value = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError, as NotJson is
+    except (OSError, ValueError) as error:  # NotJson, or a path with a NUL byte, is a ValueError
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(f"{escape(path)}: cannot be read as JSON: {escape(why)}") from None
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`ModelConfig`: the shape and constants of one Llama."""
+"""`ModelConfig`: the shape and hyperparameters of a Llama model."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from llamarium.errors import ConfigError
 from llamarium.file_names import CONFIG
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-"""The keys of the two weights that `tie_word_embeddings` makes one."""
+"""Keys of the embedding and the head, which `tie_word_embeddings` makes one weight."""
 
-_LARGEST = 1e30  # far below what float32, in which models compute, can hold
-_LEAST_THETA = 1 / _LARGEST  # RoPE's frequencies are powers of its reciprocal
+_LARGEST = 1e30  # far below the range of float32
+_LEAST_THETA = 1 / _LARGEST  # RoPE frequencies are powers of 1 / theta
 
 _SIZES = (
     "vocab_size",
@@ -33,7 +33,7 @@ _SIZES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape and constants of one Llama.
+    """The shape and hyperparameters of a Llama model.
 
     >>> llama.config.num_hidden_layers, llama.config.hidden_size
     (6, 192)
@@ -46,19 +46,19 @@ class ModelConfig:
         num_attention_heads: Query heads, N.
         num_key_value_heads: Key-value heads, K; N means multi-head, 1 multi-query, between them grouped-query.
         head_dim: Width of one head, H; even, and not necessarily D / N.
-        rms_norm_eps: Added to the mean square in RMSNorm.
+        rms_norm_eps: Epsilon added to the mean square in RMSNorm.
         rope_theta: Base of the RoPE frequencies.
-        rope_scaling: How the frequencies are scaled, or None.
-        max_position_embeddings: The context, in tokens.
-        sliding_window: Tokens that a query sees, itself included, or None for all before it (Mistral).
-        attention_bias: Whether the projections of attention (q, k, v and o) have biases.
-        mlp_bias: Whether those of the MLP (gate, up and down) have.
-        tie_word_embeddings: The head is the embedding table itself.
-        initializer_range: Standard deviation of fresh weights.
-        bos_token_id: The id put before a text, or None.
-        eos_token_id: The ids that end an answer; may be empty.
-        pad_token_id: The id that fills short rows, or None.
-        notes: How its file was read: which fields had the format's default, which were without effect. Not compared.
+        rope_scaling: Scaling of the RoPE frequencies, or None.
+        max_position_embeddings: Context length, in tokens.
+        sliding_window: Number of tokens that a query attends to, including its own; None for all before it (Mistral).
+        attention_bias: True if the attention projections (q, k, v and o) have biases.
+        mlp_bias: True if the MLP projections (gate, up and down) have biases.
+        tie_word_embeddings: True if the head is the embedding table.
+        initializer_range: Standard deviation of newly initialized weights.
+        bos_token_id: Id of the BOS token, or None.
+        eos_token_id: Ids that end an answer; may be empty.
+        pad_token_id: Id of the padding token, or None.
+        notes: Fields of the file that had a default or no effect, for display; ignored in comparisons.
     """
 
     vocab_size: int
@@ -83,7 +83,7 @@ class ModelConfig:
     notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check ranges and agreement between fields; ConfigError naming the field, its value and what was expected."""
+        """Check ranges and consistency of the fields; ConfigError names the field, its value and the expected range."""
         for name in _SIZES:
             value = getattr(self, name)
             check(is_int(value) and 1 <= value < 2**31, name, value, "a whole number from 1 to 2^31 - 1")
@@ -106,13 +106,13 @@ class ModelConfig:
 
     @property
     def num_query_groups(self) -> int:
-        """How many query heads share one key-value head, N / K."""
+        """Number of query heads that share a key-value head, N / K."""
         return self.num_attention_heads // self.num_key_value_heads
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the content of a `config.json`, in the v4 and v5 spellings together.
+        """Return the contents of a `config.json`, with the field names of both transformers v4 and v5.
 
-        With a sliding window it is a Mistral's, which computes the same otherwise.
+        With a sliding window the architecture is Mistral, which is otherwise the same.
         """
         is_mistral = self.sliding_window is not None
         left_out = {"rope_scaling", "notes", *(("attention_bias", "mlp_bias") if is_mistral else ("sliding_window",))}
@@ -133,22 +133,21 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], source: str = CONFIG) -> "ModelConfig":
-        """Read the content of a Hugging Face `config.json`.
+        """Create a config from the contents of a Hugging Face `config.json`.
 
         Args:
             raw: The parsed JSON object.
-            source: The file's name, for messages.
+            source: Name of the file, for messages.
 
         Raises:
-            ConfigError: For a missing field, a wrong type, another architecture or a feature that is not
-                supported, by name and value.
+            ConfigError: For a missing field, a wrong type, another architecture or an unsupported feature.
         """
         try:
             return cls(**read_fields(raw, source))
-        except ConfigError as error:  # a range that __post_init__ checked: the file is not named yet
+        except ConfigError as error:  # errors of __post_init__ do not name the file yet
             raise ConfigError(str(error) if str(error).startswith(source) else f"{source}: {error}") from None
 
     @classmethod
     def from_file(cls, path: Path) -> "ModelConfig":
-        """Read a `config.json` from disk; ConfigError if it is not a JSON object, and as `from_hf`."""
+        """Read a `config.json` from disk; ConfigError if it is not a JSON object, or as `from_hf`."""
         return cls.from_hf(read_json_object(path), str(path))

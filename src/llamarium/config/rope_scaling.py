@@ -1,7 +1,6 @@
-"""How a model's RoPE frequencies were changed to make its context longer.
+"""Scaling of RoPE frequencies for a longer context.
 
-The types and their parameters are those of transformers' `modeling_rope_utils.py`; `llamarium/rope.py` computes the
-frequencies.
+Types and parameters are those of transformers' `modeling_rope_utils.py`; `llamarium/rope.py` computes the frequencies.
 """
 
 import dataclasses
@@ -15,9 +14,9 @@ from llamarium.errors import ConfigError, escape, show_value, warn_caller
 
 RopeType = Literal["llama3", "linear", "yarn", "dynamic"]
 
-# Published factors go up to 128; a number far beyond them is a damaged file.
+# Published factors go up to 128; a much larger one means a damaged file.
 _LARGEST_FACTOR = 1e6
-_LARGEST = 1e30  # far below what float32, in which frequencies are computed, can hold
+_LARGEST = 1e30  # far below the range of float32
 
 _PARAMETERS: dict[RopeType, tuple[str, ...]] = {
     "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -29,29 +28,33 @@ _PARAMETERS: dict[RopeType, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """A scaling of RoPE's frequencies.
+    """A scaling of RoPE frequencies.
 
     >>> llamarium.preset("llama-3.1-8b").rope_scaling.factor
     8.0
 
-    - `llama3`: long wavelengths are divided by `factor`, short ones kept, a linear blend between (Llama 3.1).
+    - `llama3`: frequencies with long wavelengths are divided by `factor`, those with short ones are kept, and those
+      between are interpolated (Llama 3.1).
     - `linear`: all frequencies are divided by `factor`.
-    - `yarn`: a blend between both by the number of turns over the original context; queries and keys are multiplied
-      with `attention_factor` (Peng et al. 2023).
-    - `dynamic`: the frequencies depend on the length of a text that exceeds the context. Such texts are refused, so
-      nothing is scaled; the parameters are kept for export.
+    - `yarn`: frequencies are interpolated between both by their number of rotations over the original context; queries
+      and keys are multiplied by `attention_factor` (Peng et al. 2023).
+    - `dynamic`: frequencies depend on the length of texts beyond the context. Such texts are refused, so nothing is
+      scaled; the parameters are kept for export.
 
-    Parameters of another type than `rope_type` are None. Yarn's get their published defaults where they are left out.
+    Parameters that `rope_type` does not use are None. Missing YaRN parameters get their published defaults.
 
     Attributes:
-        factor: How much longer the context became, from 1; 8 for Llama 3.1, 32 for the small 3.2 models.
-        low_freq_factor: Wavelengths above `original / low_freq_factor` tokens are divided by `factor` (llama3).
-        high_freq_factor: Wavelengths below `original / high_freq_factor` tokens are kept (llama3).
-        original_max_position_embeddings: The context before stretching, in tokens (llama3, yarn).
-        beta_fast: Pairs that turn more often than this over the original context are kept; default 32 (yarn).
-        beta_slow: Pairs that turn less often are divided by `factor`; default 1 (yarn).
-        attention_factor: What cosines and sines are multiplied with; default `0.1 ln(factor) + 1` (yarn).
-        truncate: Whether the ends of the blend are rounded to whole pairs; default true (yarn).
+        factor: Ratio of the new context length to the original one, from 1; 8 for Llama 3.1, 32 for the small 3.2
+            models.
+        rope_type: Type of the scaling.
+        low_freq_factor: Frequencies with wavelengths above `original / low_freq_factor` tokens are divided by `factor`
+            (llama3).
+        high_freq_factor: Frequencies with wavelengths below `original / high_freq_factor` tokens are kept (llama3).
+        original_max_position_embeddings: Original context length, in tokens (llama3, yarn).
+        beta_fast: Pairs with more rotations than this over the original context are kept; default 32 (yarn).
+        beta_slow: Frequencies of pairs with fewer rotations are divided by `factor`; default 1 (yarn).
+        attention_factor: Factor of cosines and sines; default `0.1 ln(factor) + 1` (yarn).
+        truncate: Whether the bounds of the interpolation are rounded to whole pairs; default true (yarn).
     """
 
     factor: float
@@ -65,7 +68,7 @@ class RopeScaling:
     truncate: bool | None = None
 
     def __post_init__(self) -> None:
-        """Fill in Yarn's defaults and check ranges; ConfigError naming the parameter."""
+        """Set the defaults of YaRN and check ranges; ConfigError names the parameter."""
         check(self.rope_type in _PARAMETERS, "rope_scaling.rope_type", self.rope_type, f"one of {_names()}")
         is_factor = is_number(self.factor) and 1 <= self.factor <= _LARGEST_FACTOR
         check(
@@ -106,29 +109,29 @@ class RopeScaling:
             check(fast >= slow, "rope_scaling.beta_fast", fast, f"at least beta_slow ({slow})")
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the parameters under the names of a `config.json`."""
+        """Return the parameters with the names of a `config.json`."""
         fields = {"rope_type": self.rope_type, **dataclasses.asdict(self)}
         return {name: value for name, value in fields.items() if value is not None}
 
 
 def magnitude(factor: float, mscale: float = 1.0) -> float:
-    """Return Yarn's factor of cosines and sines for a context that is `factor` times as long: 0.1 m ln(factor) + 1."""
+    """Return YaRN's factor of cosines and sines for a context `factor` times longer: 0.1 mscale ln(factor) + 1."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def read_rope(
     raw: Mapping[str, Any], context: int, default_theta: float, source: str
 ) -> tuple[float, RopeScaling | None, tuple[str, ...]]:
-    """Read theta and scaling from the v4 spelling, the v5 spelling, or both, which must agree.
+    """Read theta and the scaling from `rope_scaling` (v4), `rope_parameters` (v5), or both, which must agree.
 
     Args:
-        raw: The content of a `config.json`.
+        raw: Contents of a `config.json`.
         context: Its `max_position_embeddings`.
-        default_theta: Theta where the file has none.
-        source: The file, for messages.
+        default_theta: Theta if the file has none.
+        source: Name of the file, for messages.
 
     Returns:
-        Theta, the scaling or None, and which values are defaults.
+        Theta, the scaling or None, and notes on the values that are defaults.
     """
     spelled = [_spelled(raw, name, source) for name in ("rope_scaling", "rope_parameters")]
     places = [place for place in (raw, *spelled) if place.get("rope_theta") is not None]
@@ -155,7 +158,7 @@ def _spelled(raw: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
 def _scaling(
     fields: Mapping[str, Any], raw: Mapping[str, Any], context: int, notes: list[str], source: str
 ) -> RopeScaling | None:
-    """Read one spelling's scaling, and add what was not given to `notes`."""
+    """Read the scaling from one of the two fields, and add defaults to `notes`."""
     kind = next((fields[name] for name in ("rope_type", "type") if fields.get(name) is not None), None)
     if kind is None and fields.get("factor") is not None:
         raise ConfigError(f"{source}: RoPE's scaling has a factor but no rope_type; expected one of {_names()}")
@@ -201,7 +204,7 @@ def _require_all(kind: RopeType, fields: Mapping[str, Any], source: str) -> None
 def _original(
     fields: Mapping[str, Any], raw: Mapping[str, Any], context: int, notes: list[str], source: str
 ) -> dict[str, int]:
-    """Return the context before stretching: of the config, else of the scaling, else the context itself."""
+    """Return the original context length: from the config, else from the scaling, else the context length."""
     name = "original_max_position_embeddings"
     for place in (raw, fields):
         if (value := optional(place, name, int, None, source)) is not None:
@@ -211,13 +214,13 @@ def _original(
 
 
 def _resolve_yarn(values: dict[str, Any], fields: Mapping[str, Any], context: int, source: str) -> None:
-    """Replace `mscale` and `mscale_all_dim` by the attention factor that they make; a null factor is a ratio."""
+    """Replace `mscale` and `mscale_all_dim` by the attention factor, and a null `factor` by the ratio of contexts."""
     if "factor" not in fields:
         require(fields, "factor", float, source)
     values.setdefault("factor", context / max(1, values["original_max_position_embeddings"]))
     mscale, mscale_all_dim = values.pop("mscale", None), values.pop("mscale_all_dim", None)
     for name in ("beta_fast", "beta_slow"):
-        if values.get(name) == 0:  # transformers takes 0 for the default
+        if values.get(name) == 0:  # transformers uses the default for 0
             del values[name]
     if "attention_factor" not in values and mscale and mscale_all_dim:
         divisor = magnitude(values["factor"], mscale_all_dim)
