@@ -1,1 +1,1 @@
-"""Options that users give: each is declared once, as a field of a dataclass. Never torch, and nothing heavy."""
+"""User options, each declared once, as a field of a dataclass. Torch-free, without heavy imports."""

@@ -1,13 +1,13 @@
-"""How an option is declared: a field of a frozen dataclass, with its help text, its range and its choices.
+"""Declaration of options as fields of frozen dataclasses, with help text, range and choices.
 
     @dataclass(frozen=True, kw_only=True)
     class ServingOptions(Options):
         max_queue: int = option(256, "maximum number of waiting answers", low=0)
 
-The rest is read from the field, through `declared`: the check of a value, the flag `--max-queue` and its help
-(`cli/flags.py`), the keyword of a function of Python (`tools/options.py`) and what `help()` says of it
-(`keywords.py`), and the argument of an application of Ray Serve (`server/ray_serve/options.py`). A field that is
-declared without `option` is internal: nobody can give it.
+`declared` returns the declarations. From them are derived: the check of a value, the flag `--max-queue` and its help
+(`cli/flags.py`), the keyword argument of Python functions (`tools/options.py`) and its `help()` (`keywords.py`), and
+the argument of a Ray Serve application (`server/ray_serve/options.py`). A field declared without `option` is internal
+and not available to users.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from llamarium.errors import LlamariumError, OptionError, show_value
 
-_LARGEST = 2**63  # of numbers without a bound of their own
+_LARGEST = 2**63  # bound of numbers without a declared one
 
 
 def option(
@@ -40,17 +40,17 @@ def option(
     """Declare an option as a field of a dataclass.
 
     Args:
-        default: Its default; without one it has to be given.
-        text: Its help text: a noun phrase, then the values. The default is added by what shows it.
-        low: The least value of a number.
-        high: The largest value of a number.
-        choices: Its values, if they are few; those of a `Literal` need no mention.
-        metavar: What stands for its value in help.
-        flag: Its name on the command line and in Ray Serve, if that is not the field's, as in "max-queue".
-        part: Which flags of its dataclass stand together on the command line, as in "limits".
-        is_free: A training run may be resumed with another value.
-        ignores_case: Capital and small letters are the same in a value.
-        repeats: The flag may be given several times.
+        default: Default value; without one the option is required.
+        text: Help text: a noun phrase, then the values. The default is appended where the help is shown.
+        low: Minimum of a number.
+        high: Maximum of a number.
+        choices: Allowed values; for a `Literal` they are taken from the annotation.
+        metavar: Placeholder for the value in help.
+        flag: Name on the command line and in Ray Serve, if it differs from the field's, such as "max-queue".
+        part: Group of flags on the command line, such as "limits".
+        is_free: True if a training run may be resumed with another value.
+        ignores_case: True if values ignore case.
+        repeats: True if the flag may be given several times.
     """
     metadata = {
         "help": text,
@@ -68,19 +68,21 @@ def option(
 
 
 def with_default(kind: type, name: str, default: Any) -> Any:
-    """Declare an option of another class again, with another default."""
+    """Declare the option `name` of another class with a different default."""
     before = next(item for item in dataclasses.fields(kind) if item.name == name)
     return field(default=default, metadata=before.metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """An option, as its field declares it; the other attributes are arguments of `option`.
+    """The declaration of an option; for other attributes see the arguments of `option`.
 
     Attributes:
-        hint: The type of its values, as it is annotated.
-        kinds: The types of its values, without None; `Literal` is the type of its values.
-        is_optional: None is a value, too.
+        name: Name of the field.
+        hint: Annotated type.
+        kinds: Types of its values, without None; for a `Literal`, the type of its values.
+        is_optional: True if None is allowed.
+        help: Help text.
     """
 
     name: str
@@ -101,17 +103,17 @@ class Option:
 
     @property
     def public_name(self) -> str:
-        """Its name for users: the flag's, as Python spells names."""
+        """Name for users: the flag's name with underscores."""
         return self.flag.replace("-", "_")
 
     @property
     def kind(self) -> Any:
-        """The type of a value, the first one if there are several."""
+        """Type of its values; the first one if there are several."""
         return self.kinds[0]
 
     @property
     def expected(self) -> str:
-        """What a value is, in words."""
+        """Description of the expected values, for messages."""
         if self.choices:
             return ", ".join(map(str, self.choices))
         if self.kind in (int, float):
@@ -122,7 +124,7 @@ class Option:
         return " or ".join(named.get(get_origin(kind) or kind, "a mapping") for kind in self.kinds)
 
     def accepts(self, value: object) -> bool:
-        """Whether it has the right type, and is in range."""
+        """Return whether a value has the right type and is in range."""
         if value is None:
             return self.is_optional
         if self.choices:
@@ -130,7 +132,7 @@ class Option:
         return any(self._fits(kind, value) for kind in self.kinds)
 
     def check(self, value: object, error: type[LlamariumError] = OptionError) -> None:
-        """Refuse a value of another type or out of range, by an error that names the option and what was expected."""
+        """Raise `error`, with the option's name and the expected values, if a value has the wrong type or range."""
         if not self.accepts(value):
             raise error(f"{self.public_name} is {show_value(value)}; expected {self.expected}")
 
@@ -144,7 +146,7 @@ class Option:
 
 @functools.cache
 def declared(kind: type) -> Mapping[str, Option]:
-    """Return the options that a dataclass declares, by name, in their order."""
+    """Return the options that a dataclass declares, by name, in the order of declaration."""
     return {item.name: _option(item) for item in dataclasses.fields(kind) if "option" in item.metadata}
 
 
@@ -168,7 +170,7 @@ def _option(item: "dataclasses.Field[Any]") -> Option:
 
 
 def check_options(values: Any, error: type[LlamariumError] = OptionError) -> None:
-    """Check the options of an instance; those that ignore case are spelled as declared from here on."""
+    """Check the options of an instance; values that ignore case are replaced by the declared spelling."""
     for name, one in declared(type(values)).items():
         value = getattr(values, name)
         if one.ignores_case and isinstance(value, str):
@@ -179,7 +181,7 @@ def check_options(values: Any, error: type[LlamariumError] = OptionError) -> Non
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A group of options, whose values are checked when it is made; OptionError."""
+    """A group of options; OptionError if a value is invalid."""
 
     def __post_init__(self) -> None:
         """Check the values."""

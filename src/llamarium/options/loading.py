@@ -1,4 +1,4 @@
-"""The options of loading a model: arguments of `llamarium.load`, and flags of every command that loads one."""
+"""Options for loading a model: arguments of `llamarium.load`, and flags of all commands that load a model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,12 @@ Dequantize = Literal["auto", "load", "use"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions(Options):
-    """How a checkpoint becomes a model.
+    """Options for loading a model.
 
-    `llamarium.load` chooses the device where it is "auto"; what reads and builds weights expects a name of torch's.
+    `llamarium.load` replaces the device "auto"; the loader expects a torch device name.
 
     Attributes:
-        join: On a CPU, put weights in the order of the kernels; a model that is to be trained has them plain.
+        join: Load weights for the C kernels on a CPU; False for a model that is trained.
     """
 
     adapter: str | Path | None = option(
@@ -72,12 +72,12 @@ class LoadOptions(Options):
     join: bool = True
 
     def __post_init__(self) -> None:
-        """Check the values; a `torch.device` becomes its name."""
+        """Check the values; a `torch.device` is replaced by its name."""
         if type(self.device).__module__ == "torch":
             object.__setattr__(self, "device", str(self.device))
         super().__post_init__()
 
     @property
     def exact_dtype(self) -> DtypeName | None:
-        """The compute dtype, or None where the checkpoint decides."""
+        """Requested compute dtype, or None for "auto"."""
         return None if self.dtype == "auto" else self.dtype

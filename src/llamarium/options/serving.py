@@ -1,4 +1,4 @@
-"""The options of answering requests: arguments of `Llama.engine`, of `llamarium serve`, and of Ray Serve."""
+"""Options for serving: arguments of `Llama.engine`, `llamarium serve` and Ray Serve."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +8,12 @@ from llamarium.kv_codes import CacheDtype
 from llamarium.options.declare import Options, option
 from llamarium.tokenizer.tools.forms import ToolForm
 
-_MAX_SECONDS = 1e9  # waiting for more, clocks overflow
+_MAX_SECONDS = 1e9  # longer timeouts overflow clocks
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(Options):
-    """What an engine is made with."""
+    """Options of an engine."""
 
     max_num_seqs: int = option(64, "maximum number of concurrent sequences", low=1, part="engine")
     kv_memory: int | None = option(
@@ -33,7 +33,7 @@ class EngineOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions(Options):
-    """What proposes tokens; the answers stay the same."""
+    """Options for speculative decoding, which does not change the answers."""
 
     draft_model: str | None = option(
         None,
@@ -53,7 +53,7 @@ class DraftOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions(Options):
-    """Who gets an answer, and by which name of the model."""
+    """Authentication, and the name of the model in requests."""
 
     served_model_name: tuple[str, ...] = option(
         (), "name of the model in requests (default: its own)", metavar="NAME", part="name", repeats=True
@@ -68,10 +68,10 @@ class AccessOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ServingOptions(EngineOptions):
-    """Limits of a server and what it takes, on one machine or on many.
+    """Limits and request handling of a server, on one or several machines.
 
     Attributes:
-        request_timeout_s: None, given as 0, is no limit.
+        request_timeout_s: Seconds per request; None for no limit, which users give as 0.
     """
 
     allowed_hosts: tuple[str, ...] = option(
@@ -130,7 +130,7 @@ class ServingOptions(EngineOptions):
     log_format: Literal["text", "json"] = option("text", "format of the lines on stderr", part="answers")
 
     def __post_init__(self) -> None:
-        """Check the values; a request's limit of 0 seconds is none."""
+        """Check the values; a timeout of 0 seconds is replaced by None."""
         super().__post_init__()
         if self.request_timeout_s == 0:
             object.__setattr__(self, "request_timeout_s", None)
