@@ -1,4 +1,4 @@
-"""Rows of Arrow tables, without the nulls that their schema adds."""
+"""Conversion of Arrow rows: removal of the nulls that their schema adds."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -9,8 +9,8 @@ from llamarium.strict_json import NotJson, parse_json, without_nulls
 def arrow_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of an Arrow table without the nulls that its schema adds.
 
-    All structs of a column have the same keys there, so a call's arguments hold those of every other call, too, as
-    nulls. A null stays where one of the row's tools has a parameter of that name.
+    All structs of an Arrow column have the same keys, so the arguments of a tool call also have those of all other
+    calls, as nulls. A null is kept if one of the row's tools has a parameter of that name.
     """
     parameters = _parameters(row.get("tools"))
     return {key: _without_added(value, parameters) for key, value in row.items()}
@@ -34,7 +34,7 @@ def _without_added(value: Any, parameters: set[str]) -> Any:
 
 
 def _parameters(tools: Any) -> set[str]:
-    """Return the names of all parameters of a row's tools, as far as these have the usual form."""
+    """Return the names of all parameters of a row's tools; tools of an unknown form are ignored."""
     if isinstance(tools, str):
         try:
             tools = parse_json(tools)

@@ -1,4 +1,4 @@
-"""What stands beside the form of a row: its system message, earlier turns, tools and weight."""
+"""Additional fields of a row: system message, earlier turns, tools and weight."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -8,11 +8,11 @@ from llamarium.errors import ToolError, TrainingError, show_value
 from llamarium.tokenizer.tools.definition import ToolDefinition, read_tools
 
 BESIDE = ("system", "tools", "functions", "history", "chat_template_kwargs", "weight")
-"""Fields that a row of any form may have."""
+"""Additional fields that a row of any form may have."""
 
 
 def earlier_messages(row: Mapping[str, Any]) -> Messages:
-    """Return the messages of `system` and `history`."""
+    """Return the messages of the fields `system` and `history`."""
     messages: list[dict[str, Any]] = []
     if row.get("system"):
         messages.append({"role": SYSTEM, "content": text_of(row, "system")})
@@ -27,9 +27,9 @@ def earlier_messages(row: Mapping[str, Any]) -> Messages:
 
 
 def with_earlier(earlier: Messages, dialog: Messages) -> Messages:
-    """Return a dialog with earlier messages before it, but behind its system message.
+    """Insert earlier messages at the beginning of a dialog, after its system message.
 
-    TrainingError if both have a system message and these differ.
+    TrainingError if both have different system messages.
     """
     if not earlier.messages or not dialog.messages:
         return earlier if earlier.messages else dialog
@@ -45,7 +45,7 @@ def with_earlier(earlier: Messages, dialog: Messages) -> Messages:
 
 
 def tools_of(row: Mapping[str, Any]) -> tuple[tuple[ToolDefinition, ...], tuple[str, ...]]:
-    """Return the tools of a row, and what to call those that are left out, as they are not functions."""
+    """Return the tools of a row, and labels of those that are ignored because they are not valid functions."""
     names = [name for name in ("tools", "functions") if row.get(name)]
     if not names:
         return (), ()
@@ -64,7 +64,7 @@ def tools_of(row: Mapping[str, Any]) -> tuple[tuple[ToolDefinition, ...], tuple[
 
 
 def _usable_tools(tools: list[Any], where: str) -> tuple[tuple[ToolDefinition, ...], tuple[str, ...]]:
-    """Read tools one by one: a hosted one, or one that is no tool, is left out, and the second of a name."""
+    """Read tools one by one, ignoring hosted tools, invalid ones, and further ones with the same name."""
     usable: dict[str, ToolDefinition] = {}
     left_out: dict[str, None] = {}
     for tool in tools:
@@ -90,7 +90,7 @@ def _label(tool: Any, where: str) -> str:
 
 
 def _wrapped(tool: Any) -> Any:
-    """Return a tool in the form of OpenAI's API; functions may stand bare, as in LLaMA-Factory's data."""
+    """Return a tool in the form of OpenAI's API; functions may be unwrapped, as in LLaMA-Factory's data."""
     if not isinstance(tool, Mapping):
         return tool
     fields = cast("Mapping[str, Any]", tool)
@@ -99,12 +99,12 @@ def _wrapped(tool: Any) -> Any:
 
 
 def weight_of(row: Mapping[str, Any]) -> float:
-    """Return a row's weight, 1 by default."""
+    """Return a row's weight, 1 by default; TrainingError if it is invalid."""
     return checked_weight(row["weight"], "weight") if row.get("weight") is not None else 1.0
 
 
 def text_of(row: Mapping[str, Any], name: str) -> str:
-    """Return a field that is a text; TrainingError for another one."""
+    """Return a field that must be text; TrainingError if it is not."""
     value = row[name]
     if not isinstance(value, str):
         raise TrainingError(f"{name} is {show_value(value)}; expected text")

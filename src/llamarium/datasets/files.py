@@ -1,17 +1,17 @@
-"""Read the rows of one file: JSONL, JSON, CSV and Parquet, and the first three compressed by gzip or Zstandard.
+"""Reading the rows of one file: JSONL, JSON, CSV and Parquet, and the first three compressed with gzip or Zstandard.
 
-| file                         | a row is                                                        | problems name the |
-|------------------------------|-----------------------------------------------------------------|-------------------|
-| `.jsonl`, `.ndjson`          | a line that is an object; blank lines are left out              | line              |
-| `.json`                      | an object of a list, which may be the "data" of an object       | line              |
-| `.csv`, `.tsv`               | a line, or lines if a cell has quotes; empty cells are left out | line              |
-| `.parquet`                   | a row (needs `llamarium[data]`)                                 | row               |
-| any of the first three `.gz` | the same                                                        | line              |
-| ... and `.zst`               | the same (needs `llamarium[data]` before Python 3.14)           | line              |
+| file                         | row                                                             | errors name the |
+|------------------------------|-----------------------------------------------------------------|-----------------|
+| `.jsonl`, `.ndjson`          | a line with an object; blank lines are skipped                  | line            |
+| `.json`                      | an object of a list, which may be the field "data" of an object | line            |
+| `.csv`, `.tsv`               | a line, or several with quoted cells; empty cells are omitted   | line            |
+| `.parquet`                   | a row (needs `llamarium[data]`)                                 | row             |
+| any of the first three `.gz` | the same                                                        | line            |
+| ... and `.zst`               | the same (needs `llamarium[data]` before Python 3.14)           | line            |
 
-JSON is strict: a key that stands twice in an object makes a row a bad one. A byte-order mark and either line end are
-read past. A file that is one line a row is read line by line, in the memory of the longest. A row is up to 256 MiB; how
-much of a compressed file is held at once is also bounded by its size on disk.
+JSON is strict: a row with a duplicate key is a bad row. Byte-order marks and both kinds of line ends are accepted.
+Files with one row per line are read line by line, so memory is bounded by the longest line. A row is up to 256 MiB; for
+a compressed file the limit also depends on its size on disk.
 """
 
 import csv
@@ -34,37 +34,43 @@ from llamarium.strict_json import BrokenListError, NotJson, parse_json, parse_js
 
 COMPRESSED = (".gz", ".zst")
 OF_ROWS = (".jsonl", ".ndjson", ".parquet", ".json", ".csv", ".tsv")
-"""Suffixes of files that hold rows; others are text."""
+"""Suffixes of files with rows; other files are text."""
 
-MAX_LINE_BYTES = 2**28  # of a row
-MAX_WHOLE_BYTES = 2**31  # of what a compressed file holds, where it is read as a whole
+MAX_LINE_BYTES = 2**28  # per row
+MAX_WHOLE_BYTES = 2**31  # decompressed size of a file that is read as a whole
 
-# What is held at once of a compressed file: a number of bytes, or a multiple of its size if that is more. Texts are
-# compressed to a fifth, rarely to a twentieth, while a thousandth is possible.
+# Limits of decompressed bytes in memory: a number of bytes, or a multiple of the file's size if that is more. Text is
+# usually compressed to a fifth, rarely to a twentieth; a decompression bomb reaches a thousandth.
 _COMPRESSED_ROW = (2**24, 16)
 _COMPRESSED_WHOLE = (2**26, 64)
 
-_LISTS = ("data", "train", "rows", "examples", "instances")  # names of the one list that a .json object may hold
+_LISTS = ("data", "train", "rows", "examples", "instances")  # fields of a .json object that may hold the rows
 _UNNAMED = "(a column without a name)"
-_LEAST_LINE = 32  # characters that a line of a CSV row counts as, since millions of empty ones take their time
-_CSV_LIMIT = threading.Lock()  # while the process's limit of a cell is another one
-_ROWS_AT_ONCE = 256  # of a parquet file: as few as its pages allow, since a row may hold a book
-_ZSTANDARD_BYTES = 4096  # compressed ones at a time: four of them can stand for 128 KiB
+_LEAST_LINE = 32  # minimum size of a line in a CSV row, in characters, because millions of empty lines are slow
+_CSV_LIMIT = threading.Lock()  # held while the process-wide cell limit is changed
+_ROWS_AT_ONCE = 256  # of a Parquet file; few, because a row may be a whole book
+_ZSTANDARD_BYTES = 4096  # compressed bytes read at a time: four bytes can decompress to 128 KiB
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def kind_of(path: Path) -> str:
-    """Return a file's suffix, lower case, without that of its compression."""
+    """Return a file's suffix in lower case, without the suffix of its compression."""
     inner = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
     return inner.suffix.lower()
 
 
 def read_file_rows(path: Path, columns: "list[str] | None" = None) -> Iterator[Row | BadRow]:
-    """Yield the rows of a file, in its order; one of another suffix is read as JSONL.
+    """Yield the rows of a file, in order; a file with an unknown suffix is read as JSONL.
 
-    `columns` are those that are needed, where a file can be read by columns. TrainingError for a file whose rest cannot
-    be read, MissingPackageError if a package is missing, OSError.
+    Args:
+        path: The file.
+        columns: Columns that are needed, for files that can be read by column; None for all.
+
+    Raises:
+        TrainingError: If the rest of the file cannot be read.
+        MissingPackageError: If a package is missing.
+        OSError: If the file cannot be opened or read.
     """
     kind = kind_of(path)
     if kind == ".parquet":
@@ -80,7 +86,7 @@ def read_file_rows(path: Path, columns: "list[str] | None" = None) -> Iterator[R
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text; errors as `read_file_rows`."""
+    """Return a file's text; raises as `read_file_rows`."""
     name, is_compressed = escape(path), path.suffix.lower() in COMPRESSED
     limit = _bound(path, MAX_WHOLE_BYTES, _COMPRESSED_WHOLE) if is_compressed else -1
     with open_data(path) as file:
@@ -94,7 +100,7 @@ def read_text(path: Path) -> str:
 
 
 def decode(data: bytes, where: str) -> str:
-    """Decode UTF-8 text, without its byte-order mark; TrainingError for NUL bytes or invalid UTF-8."""
+    """Decode UTF-8 text without its byte-order mark; TrainingError for NUL bytes or invalid UTF-8."""
     problem, nul = "", data.find(b"\0")
     text = ""
     try:
@@ -113,7 +119,7 @@ def decode(data: bytes, where: str) -> str:
 
 
 def _bound(path: Path, limit: int, compressed: tuple[int, int]) -> int:
-    """Return how many bytes of a file may be held at once: `limit`, or less of a small compressed file."""
+    """Return the maximum bytes of a file in memory: `limit`, or less for a small compressed file."""
     if path.suffix.lower() not in COMPRESSED:
         return limit
     always, ratio = compressed
@@ -130,7 +136,7 @@ def _row_too_long(where: str, limit: int, lines: str = "") -> TrainingError:
 
 @contextmanager
 def open_data(path: Path) -> Generator[IO[bytes]]:
-    """Open a file's bytes, decompressed; TrainingError for one whose compressed rest is damaged, or missing."""
+    """Open a file for reading decompressed bytes; TrainingError if its compressed data is damaged or truncated."""
     suffix = path.suffix.lower()
     broken: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
     with path.open("rb") as raw:
@@ -149,7 +155,7 @@ def open_data(path: Path) -> Generator[IO[bytes]]:
 
 
 def _zstandard(raw: IO[bytes], path: Path) -> tuple[IO[bytes], tuple[type[Exception], ...]]:
-    """Return a decompressing file, and the errors that it raises."""
+    """Return a file that decompresses `raw`, and the types of errors that it raises for damaged data."""
     try:
         own: Any = importlib.import_module("compression.zstd")  # Python 3.14's
         return own.ZstdFile(raw), (EOFError, own.ZstdError)
@@ -160,15 +166,15 @@ def _zstandard(raw: IO[bytes], path: Path) -> tuple[IO[bytes], tuple[type[Except
 
 
 class _Frames(io.RawIOBase):
-    """What the frames of a Zstandard file hold; EOFError where the last one is cut off."""
+    """The decompressed bytes of a Zstandard file, over all its frames; EOFError if the last frame is truncated."""
 
     def __init__(self, raw: IO[bytes], package: Any) -> None:
         self._raw, self._package = raw, package
-        self._frame: Any = None  # that is being read, if any
+        self._frame: Any = None  # the current frame, if any
         self._compressed, self._held = b"", b""
 
     def readable(self) -> bool:
-        """Return that it can be read."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
@@ -221,7 +227,7 @@ def _parsed(line: bytes, where: str) -> Row | BadRow:
 
 
 def _read_json(path: Path) -> Iterator[Row | BadRow]:
-    """Yield the objects of a list, of a list within an object, one object, or the lines of what is JSONL after all."""
+    """Yield the objects of a list or of a list in an object, a single object, or the lines if the file is JSONL."""
     name, text = escape(path), read_text(path)
     start = len(text) - len(text.lstrip(" \t\r\n"))
     if text[start : start + 1] != "[":
@@ -304,20 +310,20 @@ def _read_csv(path: Path, delimiter: str) -> Iterator[Row | BadRow]:
 
 
 class _CsvRows(Iterator[list[str]]):
-    """The rows of a CSV file as lists of cells; TrainingError for one of more than `limit` characters, csv.Error.
+    """The rows of a CSV file as lists of cells; TrainingError for a row of more than `limit` characters, or csv.Error.
 
-    Python's limit of a cell, 128 kB, is the process's: it is another one only while a row is parsed.
+    Python's limit of 128 kB per cell is process-wide, so it is raised only while a row is parsed.
     """
 
     def __init__(self, text: io.TextIOWrapper, delimiter: str, name: str, limit: int) -> None:
         self._text, self._name, self._limit = text, name, limit
-        self._length = 0  # of the row so far
+        self._length = 0  # of the current row, in characters
         self.first_line = 1
         self._reader = csv.reader(iter(self._line, ""), delimiter=delimiter, strict=True)
 
     @property
     def last_line(self) -> int:
-        """The number of the last line that was read."""
+        """Number of the last line that was read."""
         return self._reader.line_num
 
     def _line(self) -> str:
@@ -339,7 +345,7 @@ class _CsvRows(Iterator[list[str]]):
 
 
 def _header(cells: list[str], name: str) -> list[str]:
-    """Return the names of columns; spreadsheets write columns without one, which are no field of a row."""
+    """Return the column names; columns without a name, as spreadsheets write them, get a placeholder."""
     if twice := [cell for i, cell in enumerate(cells) if cell and cell in cells[:i]]:
         raise TrainingError(f"{name}:1: the column {show_value(twice[0])} stands twice; rename one of them")
     if not any(cells):
@@ -359,5 +365,5 @@ def _read_parquet(path: Path, names: list[str] | None) -> Iterator[Row | BadRow]
                 yield Row(f"{name}: row {number}", arrow_fields(row))
     except LlamariumError:
         raise
-    except Exception as error:  # noqa: BLE001 - a damaged file's: Arrow's own, OSError, KeyError, UnicodeDecodeError, ...
+    except Exception as error:  # noqa: BLE001 - damaged files raise Arrow's errors, OSError, KeyError, UnicodeDecodeError, ...
         raise TrainingError(f"{name}: no parquet file that can be read: {escape(error)}") from None

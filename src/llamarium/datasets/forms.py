@@ -1,4 +1,4 @@
-"""What a row of a data set is: an example, a pair of answers, or a prompt, in one of the forms that are in use.
+"""Forms of data set rows: examples, preference pairs and prompts, in the common formats.
 
 | form              | fields of a row                                                     | for                      |
 |-------------------|---------------------------------------------------------------------|--------------------------|
@@ -6,16 +6,16 @@
 | ShareGPT          | `conversations`                                                     | finetune, dpo*, grpo     |
 | prompt-completion | `prompt` and `completion`: texts, or lists of messages              | finetune                 |
 | Alpaca            | `instruction` (with `input`) and `output`                           | finetune, dpo*           |
-| text              | `text`; only where a row has no other form                          | finetune, pretrain       |
+| text              | `text`; only if a row has no other form                             | finetune, pretrain       |
 | preference        | `chosen` and `rejected`, with or without `prompt`: texts or messages | dpo                     |
 | prompt            | `prompt`: a text, or messages                                       | grpo                     |
 
-(*) with `chosen` and `rejected` instead of the last answer. Beside a form a row may have `system`, `tools` (or
-`functions`; a list, or its JSON), `history` (Alpaca's earlier turns), `chat_template_kwargs` (of the template) and
-`weight` (a number from 0, for finetune; 0 leaves a row out everywhere). Other fields are not read, except by rewards.
+(*) with `chosen` and `rejected` instead of the last answer. A row of any form may also have `system`, `tools` (or
+`functions`; a list, or its JSON), `history` (Alpaca's earlier turns), `chat_template_kwargs` (for the template) and
+`weight` (a number from 0, for finetune; rows with weight 0 are always skipped). Other fields are read only by rewards.
 
-Without a `prompt`, what both answers begin with is it: messages, or text up to the last blank. Messages may be the JSON
-of a table's cell. An answer may repeat the messages of its prompt.
+Without a `prompt`, the common beginning of both answers is the prompt: messages, or text up to the last blank. Messages
+may be given as JSON text, as in a table's cell. An answer may repeat the messages of its prompt.
 """
 
 import re
@@ -46,7 +46,7 @@ PAIRED = ("chosen", "rejected")
 _DIALOGS = ("messages", "conversations")
 _LIST_OF_OBJECTS = re.compile(r"\s*\[\s*\{")
 _MESSAGES = re.compile(r"""\s*\[\s*\{\s*"(role|from)"\s*:""")
-_MESSAGES_OF_PYTHON = re.compile(r"""\s*\[\s*\{\s*'(role|from|content|value)'\s*:""")  # as pandas writes them
+_MESSAGES_OF_PYTHON = re.compile(r"""\s*\[\s*\{\s*'(role|from|content|value)'\s*:""")  # repr, as pandas writes
 _EXPECTED = (
     "expected messages, or conversations, or prompt and completion, or instruction and output (and input), and only "
     "one of them; or text (other names: --columns prompt=NAME,completion=NAME)"
@@ -61,9 +61,9 @@ _EXPECTED_PROMPT = (
 
 
 class Plain(NamedTuple):
-    """A prompt and its completion as texts, where there is no dialog format: a base model goes on from the prompt.
+    """A prompt and its completion as plain texts, for base models without a dialog format.
 
-    An Alpaca row has its instruction as the prompt, and its input.
+    For an Alpaca row `prompt` is the instruction, and `input` its input.
     """
 
     prompt: str
@@ -73,17 +73,17 @@ class Plain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One example, or a prompt, as it is understood.
+    """A parsed example or prompt.
 
     Attributes:
-        form: The first field of the row's form.
-        messages: The dialog; empty for a text.
-        weights: Of each message, in the loss; above 0 only for the assistant's.
-        text: The text that is learned as a document, else None.
-        plain: The row without a dialog format, or None if it is a dialog.
-        tools: What the assistant may call.
-        variables: Of the chat template.
-        unread: Fields of the row that are not read, and names for what has no effect within others.
+        form: First field of the row's form.
+        messages: Messages of the dialog; empty for a text.
+        weights: Loss weight of each message; above 0 only for the assistant's.
+        text: Text of a document, or None for other forms.
+        plain: Prompt and completion as plain texts, or None if the row is a dialog.
+        tools: Tools that the assistant may call.
+        variables: Variables of the chat template.
+        unread: Fields of the row that are ignored, and descriptions of ignored parts of others.
     """
 
     form: str
@@ -97,18 +97,18 @@ class Record:
 
     @property
     def dialog(self) -> TrainingDialog:
-        """The dialog as a dialog format encodes it."""
+        """The dialog, as input of a dialog format."""
         return TrainingDialog(self.messages, self.tools, self.variables)
 
 
 def has_form(fields: Mapping[str, Any]) -> bool:
-    """Whether an object has the fields of a form, so that it is a row, whatever else it has."""
+    """Return whether an object has all fields of a form, and so is a row."""
     forms = (*_FORMS, PAIRED, ("prompt",), ("text",))
     return any(all(fields.get(name) is not None for name in form) for form in forms)
 
 
 def example_of(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
-    """Return the one record of a row that is an example; TrainingError for others."""
+    """Parse an example for fine-tuning into one record; TrainingError for other rows."""
     form = _form(row, reading)
     if form == ("text",):
         weight = weight_of(row)
@@ -118,9 +118,9 @@ def example_of(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
 
 
 def pair_of(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
-    """Return the two records of a row that is a pair, of which the answers are learned; TrainingError for others.
+    """Parse a preference pair into two records, chosen and rejected; TrainingError for other rows.
 
-    A pair has one loss, so weights only say whether a message is learned, and one of the row is not read.
+    A pair has a single loss, so weights of messages are 0 or 1, and the row's weight is ignored.
     """
     unread = ("weight",) if row.get("weight") is not None else ()
     records = _pair({name: value for name, value in row.items() if name != "weight"}, reading)
@@ -135,7 +135,7 @@ def _pair(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
         raise TrainingError(f"has the keys {show_value(list(row))}; {_EXPECTED_PAIR}")
     names = [name for name in ("prompt", *_DIALOGS, "instruction") if name in row]
     names = [name for name in names if name in reading.columns] or names
-    if names == ["prompt", "messages"]:  # as in UltraFeedback, whose messages are the chosen dialog
+    if names == ["prompt", "messages"]:  # as in UltraFeedback, where `messages` repeats the chosen dialog
         names = ["prompt"]
     if len(names) > 1:
         raise TrainingError(f"has the keys {show_value(list(row))}; {_EXPECTED_PAIR}")
@@ -155,9 +155,9 @@ def _pair(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
 
 
 def prompt_of(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
-    """Return the one record of a row that is to be answered; TrainingError for others.
+    """Parse a prompt for GRPO into one record; TrainingError for other rows.
 
-    All other fields are the reward's.
+    All other fields are passed to the reward.
     """
     names = [name for name in ("prompt", *_DIALOGS) if name in row]
     names = [name for name in names if name in reading.columns] or names
@@ -175,9 +175,9 @@ def prompt_of(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
 def _record(
     row: Mapping[str, Any], form: Sequence[str], dialog: Messages, plain: Plain | None, reading: Reading
 ) -> Record:
-    """Return a dialog with what stands beside it in its row."""
+    """Return the record of a dialog, with the additional fields of its row."""
     earlier = earlier_messages(row)
-    if not {"prompt", "chosen"}.isdisjoint(form):  # then only the answer is learned
+    if not {"prompt", "chosen"}.isdisjoint(form):  # then only the answer is trained on
         earlier = Messages(earlier.messages, [0.0] * len(earlier.messages))
     messages, given = with_earlier(earlier, dialog)
     is_learned = [message["role"] == ASSISTANT for message in messages]
@@ -207,7 +207,7 @@ def _record(
 
 
 def _of_python(row: Mapping[str, Any], form: Sequence[str]) -> list[str]:
-    """Return the names of texts that look like messages as Python writes them, which are read as they are."""
+    """Return the names of text fields that look like messages in Python notation, which are read as plain text."""
     texts = {name: row[name] for name in form if isinstance(row[name], str)}
     return [name for name, text in texts.items() if _MESSAGES_OF_PYTHON.match(text)]
 
@@ -240,7 +240,7 @@ def _dialog(row: Mapping[str, Any], form: Sequence[str], reading: Reading) -> tu
 
 
 def _question(row: Mapping[str, Any], name: str, reading: Reading) -> tuple[Messages, Plain | None]:
-    """Return what is to be answered as messages, none of which is learned, and as a text if it is one."""
+    """Return a prompt as messages with weight 0 and, if it is text, also as plain text."""
     said = row[name] if name in _DIALOGS else _messages_in(row[name], name)
     if said is not None:
         messages, weights = read_messages(said, name, reading.roles)
@@ -255,7 +255,7 @@ def _question(row: Mapping[str, Any], name: str, reading: Reading) -> tuple[Mess
 
 
 def _messages_in(value: Any, name: str) -> Any:
-    """Return a prompt or an answer if it is messages rather than a text, parsed if it is their JSON; else None."""
+    """Return a prompt or an answer if it consists of messages, parsed if they are JSON; None if it is text."""
     if not isinstance(value, str):
         return value if isinstance(value, list | tuple | Mapping) else None
     if not _LIST_OF_OBJECTS.match(value):
@@ -271,7 +271,7 @@ def _messages_in(value: Any, name: str) -> Any:
 
 
 def _answer(value: Any, name: str, reading: Reading) -> Messages:
-    """Return an answer as messages: a text, one message, or a list of them."""
+    """Return an answer (text, one message, or a list of messages) as messages."""
     said = _messages_in(value, name)
     if said is None and isinstance(value, str):
         return _text_answer(value)
@@ -279,7 +279,7 @@ def _answer(value: Any, name: str, reading: Reading) -> Messages:
         raise TrainingError(f"{name} is {show_value(value)}; expected text, or a list of messages")
     if isinstance(said, Mapping):
         fields = cast("Mapping[str, Any]", said)
-        if not isinstance(fields.get("role", fields.get("from")), list):  # else a column of each key
+        if not isinstance(fields.get("role", fields.get("from")), list):  # a list: columns
             message, weight = read_message(fields, name, {**ROLES, **reading.roles})
             return Messages([message], [weight])
     return read_messages(said, name, reading.roles)
@@ -290,10 +290,10 @@ def _text_answer(text: str) -> Messages:
 
 
 def _answered(before: Messages, answer: Messages) -> Messages:
-    """Return a question and its answer, which may repeat the question, or the last message of it."""
+    """Join a prompt and its answer, which may repeat the whole prompt or its last message."""
     asked, said = before.messages, answer.messages
     has_system = bool(said) and said[0]["role"] == SYSTEM
-    if has_system and said[1 : len(asked) + 1] == asked:  # and puts a system message before it
+    if has_system and said[1 : len(asked) + 1] == asked:  # repeats the prompt after a system message
         return Messages(said, [None, *before.weights, *answer.weights[len(asked) + 1 :]])
     without_system = len(asked) - 1 if asked[0]["role"] == SYSTEM else len(asked)
     repeated = next((n for n in (len(asked), without_system, 1) if n and asked[-n:] == said[:n]), 0)
@@ -301,12 +301,12 @@ def _answered(before: Messages, answer: Messages) -> Messages:
 
 
 def _with_common_prompt(row: Mapping[str, Any], names: Sequence[str], reading: Reading) -> tuple[Record, ...]:
-    """Return the records of a pair whose answers have the prompt in them."""
+    """Return the records of a pair whose answers include the prompt."""
     form = (*names, *PAIRED)
     texts = [row[name] for name in PAIRED]
     if all(isinstance(row[name], str) and _messages_in(row[name], name) is None for name in PAIRED):
         shared = commonprefix(texts)  # noqa: RUF071 - texts, not paths
-        shared = shared[: max(shared.rfind(blank) for blank in " \n\t") + 1].rstrip(" ")  # no word is cut in two
+        shared = shared[: max(shared.rfind(blank) for blank in " \n\t") + 1].rstrip(" ")  # at a word boundary
         if not shared:
             raise TrainingError(
                 "chosen and rejected have no words in common at their beginning, which would be the prompt; write a "

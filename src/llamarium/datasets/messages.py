@@ -1,12 +1,11 @@
-r"""Messages of dialogs as data sets have them: OpenAI's and TRL's, ShareGPT's, LLaMA-Factory's.
+r"""Parsing of dialog messages in the formats of OpenAI, TRL, ShareGPT and LLaMA-Factory.
 
     {"role": "assistant", "content": "4"}                         {"from": "gpt", "value": "4"}
     {"role": "assistant", "tool_calls": [{"function": ...}]}      {"from": "function_call", "value": "{\"name\": ...}"}
     {"role": "tool", "content": "4"}                              {"from": "observation", "value": "4"}
 
-Contents may be lists of parts of text. A key that is null is one that a message lacks; a null within a call's arguments
-is a value. `weight` (a number from 0) or `train` (true or false) of the assistant's message says how much it is
-learned.
+Contents may be lists of text parts. Keys with null are treated as missing, except in a call's arguments. `weight` (a
+number from 0) or `train` (true or false) of an assistant's message is its weight in the loss.
 
 Source: TRL's "Dataset formats", LLaMA-Factory's `data/README.md`, axolotl's `chat_template` data sets, and OpenAI's
 format for fine-tuning, as of November 2026.
@@ -27,23 +26,23 @@ ROLES: Mapping[str, str] = {
     "observation": TOOL, "function_response": TOOL, "function": TOOL, "ipython": TOOL,
     "developer": SYSTEM, **{role: role for role in (USER, ASSISTANT, SYSTEM, TOOL, _CALL)},
 }  # fmt: skip
-"""The roles of messages by the names that data sets have for them."""
+"""Roles of messages, by the names that data sets use for them."""
 
 _OWN = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "thinking", "reasoning")
 _NAMES = (("role", "content"), ("from", "value"))
 
 
 class Messages(NamedTuple):
-    """A dialog's messages, and how much each is learned: None where nothing says so."""
+    """The messages of a dialog and their loss weights; None for messages without a given weight."""
 
     messages: list[dict[str, Any]]
     weights: list[float | None]
 
 
 def read_messages(value: Any, where: str, roles: Mapping[str, str]) -> Messages:
-    """Return a dialog's messages in the form of chat templates; TrainingError with the path of what is wrong.
+    """Parse a dialog's messages into the form of chat templates; TrainingError names the path of an invalid part.
 
-    `roles` are names of roles that the data has, besides `ROLES`, and what they are here.
+    `roles` maps additional names of roles in the data to roles.
     """
     value = from_json(value, where) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
     if isinstance(value, Mapping):
@@ -61,8 +60,8 @@ def read_messages(value: Any, where: str, roles: Mapping[str, str]) -> Messages:
 
 
 def read_message(said: Any, where: str, roles: Mapping[str, str] = ROLES) -> tuple[dict[str, Any], float | None]:
-    """Return one message and its weight; errors as `read_messages`."""
-    if type(said) is dict and len(plain := cast("dict[str, Any]", said)) == 2:  # nearly all messages
+    """Parse one message; return it and its weight. Raises as `read_messages`."""
+    if type(said) is dict and len(plain := cast("dict[str, Any]", said)) == 2:  # fast path for nearly all messages
         name, content = plain.get("role", plain.get("from")), plain.get("content", plain.get("value"))
         role = roles.get(name) if type(name) is str else None
         if role is not None and role != _CALL and type(content) is str:
@@ -93,7 +92,7 @@ def read_message(said: Any, where: str, roles: Mapping[str, str] = ROLES) -> tup
 
 
 def _role(name: Any, key: str, where: str, roles: Mapping[str, str]) -> str:
-    """Return a message's role here. Templates may have roles of their own, which `role` names; `from` may not."""
+    """Return a message's role; unknown ones are allowed in `role`, as a template may define them, but not in `from`."""
     if not isinstance(name, str):
         raise TrainingError(f"{where}.{key} is {show_value(name)}; expected a role")
     role = roles.get(name, name)
@@ -106,7 +105,7 @@ def _role(name: Any, key: str, where: str, roles: Mapping[str, str]) -> str:
 
 
 def from_json(text: str, where: str) -> Any:
-    """Return what a cell of a table has as JSON; TrainingError for other texts."""
+    """Parse the JSON in a table's cell; TrainingError if it is not JSON."""
     try:
         return parse_json(text)
     except NotJson as error:
@@ -114,12 +113,12 @@ def from_json(text: str, where: str) -> Any:
 
 
 def other_keys(messages: Sequence[Mapping[str, Any]], read: frozenset[str]) -> set[str]:
-    """Return the keys of a dialog's messages that a format does not read."""
+    """Return the keys of a dialog's messages that neither this module nor the dialog format reads."""
     return {key for message in messages for key in message if key not in _OWN and key not in read}
 
 
 def _by_row(columns: Mapping[str, Any], where: str) -> Any:
-    """Return the messages of an Arrow column whose keys hold lists, as older versions of `datasets` write them."""
+    """Convert an object of lists, as older versions of `datasets` return it, to a list of messages."""
     lists = [value for value in columns.values() if value is not None]
     if not lists or not all(isinstance(value, list) and len(value) == len(lists[0]) for value in lists):
         raise TrainingError(f"{where} is {show_value(dict(columns))}; expected a list of messages")
@@ -128,7 +127,7 @@ def _by_row(columns: Mapping[str, Any], where: str) -> Any:
 
 
 def _weight(fields: dict[str, Any], where: str) -> float | None:
-    """Take `weight` and `train` out of a message."""
+    """Remove `weight` and `train` from a message, and return its weight."""
     weight, trained = fields.pop("weight", None), fields.pop("train", None)
     if trained is not None and not isinstance(trained, bool):
         raise TrainingError(f"{where}.train is {show_value(trained)}; expected true or false")
@@ -140,7 +139,7 @@ def _weight(fields: dict[str, Any], where: str) -> float | None:
 
 
 def checked_weight(weight: Any, where: str) -> float:
-    """Return a weight as a number; TrainingError unless it is finite and not below 0. A table's text is read, too."""
+    """Return a weight, a number or its text, as a float; TrainingError if it is not between 0 and 1e6."""
     if isinstance(weight, str):
         try:
             weight = float(weight)
@@ -153,7 +152,7 @@ def checked_weight(weight: Any, where: str) -> float:
 
 
 def _plain_parts(content: Any) -> Any:
-    """Return a content, its parts without keys that are null."""
+    """Return a message's content; parts are returned without keys that are null."""
     if not isinstance(content, list):
         return content
     parts = cast("list[Any]", content)
@@ -173,14 +172,14 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _called(value: Any, where: str) -> list[dict[str, Any]]:
-    """Return the calls of a `function_call` message: an object with name and arguments, or several, mostly as text."""
+    """Return the calls of a `function_call` message: objects with name and arguments, usually as JSON."""
     value = from_json(value, where) if isinstance(value, str) else value
     many = cast("list[Any]", value) if isinstance(value, list) else [value]
     return [_call(call, f"{where}[{i}]" if isinstance(value, list) else where) for i, call in enumerate(many)]
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    """Return one call in the form of OpenAI's API, without keys that are null outside of its arguments."""
+    """Return a call in the form of OpenAI's API, without null keys outside its arguments."""
     if not isinstance(call, Mapping):
         raise TrainingError(f"{where} is {show_value(call)}; expected an object with name and arguments")
     fields = {key: item for key, item in cast("Mapping[str, Any]", call).items() if item is not None}

@@ -1,4 +1,4 @@
-"""Rows of a data set: their places and fields, how they are to be read, and a tally of what was not."""
+"""Rows of a data set, options for reading them, and counts of rows that were used, skipped or ignored."""
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -15,14 +15,14 @@ _KEYS_NAMED = 12
 
 
 class Row(NamedTuple):
-    """A row's place, for messages ("data.jsonl:3"), and its fields."""
+    """A row: its place, for messages ("data.jsonl:3"), and its fields."""
 
     place: str
     fields: Mapping[str, Any]
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be read, after which reading can go on: its place, and what is wrong with it."""
+    """An invalid row, after which reading can continue: its place, and the problem."""
 
     place: str
     problem: str
@@ -30,12 +30,12 @@ class BadRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How rows are read.
+    """Options for reading rows.
 
     Attributes:
-        columns: The data's name of a field, by the name that it has here: {"prompt": "question"}.
-        roles: The role of a message, by the data's name of it: {"human": "user"}.
-        skip_bad: Leave out rows that cannot be used, and count them, instead of raising an error.
+        columns: Name of a field in the data, by the name of the form's field: {"prompt": "question"}.
+        roles: Role of a message, by its name in the data: {"human": "user"}.
+        skip_bad: Skip and count invalid rows instead of raising an error.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -44,11 +44,11 @@ class Reading:
 
     @classmethod
     def parse(cls, columns: str = "", roles: str = "", *, skip_bad: bool = False) -> "Reading":
-        """Read "prompt=question,completion=answer" and "human=user,gpt=assistant"; TrainingError for other texts."""
+        """Parse "prompt=question,completion=answer" and "human=user,gpt=assistant"; TrainingError if invalid."""
         return cls(_pairs("columns", columns), _pairs("roles", roles), skip_bad)
 
     def renamed(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a row's fields by their names here; TrainingError where a name is another column's already."""
+        """Return a row's fields with the form's names; TrainingError if a name would be used twice."""
         if not self.columns:
             return fields
         theirs = {name: own for own, name in self.columns.items()}
@@ -82,15 +82,15 @@ def _pairs(option: str, text: str) -> dict[str, str]:
 
 
 class Tally:
-    """Counts of a source's rows: those that were used, skipped, and what of them was not read.
+    """Counts of a source's rows: used, skipped and ignored.
 
     Attributes:
-        num_rows: Rows that could be parsed, and those that could not.
-        num_skipped: Rows that were left out, as they cannot be used.
-        num_without_weight: Rows that were left out, as their weight is 0; `num_rows` does not count them.
-        problems: The first of these.
-        missing: Names of `reading.columns` that no row has had.
-        unread: How many rows have a field, or a key of a message, that is not read.
+        num_rows: Number of valid and invalid rows, without those of weight 0.
+        num_skipped: Number of rows that were skipped because they are invalid.
+        num_without_weight: Number of rows that were skipped because their weight is 0.
+        problems: The first invalid rows.
+        missing: Names of `reading.columns` that no row has.
+        unread: Number of rows with an ignored field or message key, by its name.
     """
 
     def __init__(self, source: str, reading: Reading) -> None:
@@ -101,7 +101,7 @@ class Tally:
         self.missing = {*reading.columns.values()}
 
     def counted(self, rows: "Iterable[Row | BadRow]") -> "Iterator[Row | BadRow]":
-        """Yield the rows that have a weight, the fields of good ones renamed; bad ones are not yet counted as such."""
+        """Count rows and yield those with a weight above 0, with renamed fields; for invalid ones call `skip`."""
         for row in rows:
             self.num_rows += 1
             if isinstance(row, BadRow):
@@ -120,7 +120,7 @@ class Tally:
                 yield Row(row.place, {name: value for name, value in fields.items() if value is not None})
 
     def skip(self, row: BadRow) -> None:
-        """Count a bad row if bad rows are skipped; else TrainingError."""
+        """Count an invalid row; TrainingError unless invalid rows are skipped."""
         if not self.reading.skip_bad:
             raise TrainingError(
                 f"{row.place}: {row.problem} (skip_bad leaves out what cannot be used; `llamarium data` lists it)"
@@ -131,18 +131,18 @@ class Tally:
 
     @contextmanager
     def at(self, place: str) -> Generator[None]:
-        """Count an error of the body as that of the row at `place`, or raise it with the place; see `skip`."""
+        """Handle an error in the `with` block as that of the row at `place`; see `skip`."""
         try:
             yield
         except LlamariumError as error:
             problem = BadRow(place, str(error))
         else:
             return
-        self.skip(problem)  # out of the handler, as its error says what this one says
+        self.skip(problem)  # outside the handler, so that the error is not chained to one with the same message
 
     @property
     def why_none(self) -> str:
-        """What to say after "holds no example": the most frequent problem, as one broken line is not why all fail."""
+        """The reason for a message "holds no example": the most frequent problem, because the first may be unusual."""
         if not self.num_rows and not self.num_without_weight:
             return "; expected a JSON object on each line, or rows"
         if not self.problems:
@@ -154,7 +154,7 @@ class Tally:
         return f": {place}: {problem}{others}"
 
     def warn(self) -> None:
-        """Name what was not read, and what was skipped, in one warning each."""
+        """Issue one warning each about ignored fields, missing columns, and skipped rows."""
         if self.unread:
             most = self.unread.most_common()
             names = ", ".join(f"{escape(name)} ({counted(count, 'row')})" for name, count in most[:_KEYS_NAMED])
@@ -180,5 +180,5 @@ def _has_no_weight(fields: Mapping[str, Any]) -> bool:
         return False
     try:
         return checked_weight(weight, "weight") == 0
-    except TrainingError:  # which is the form's to raise, as a reward may read it
+    except TrainingError:  # raised when the form is parsed; a reward may use the field otherwise
         return False

@@ -1,22 +1,22 @@
-"""Read documents and examples: files and folders, rows of Python, data sets of the hub, the Python manual.
+"""Reading of documents and examples from files, folders, Python objects, Hub data sets and the Python manual.
 
-| source              | documents                                                                             |
-|---------------------|---------------------------------------------------------------------------------------|
-| None                | the Python manual's topics, as `help()` shows them (`pydoc_data.topics`)              |
-| a file of rows      | one a row: the text in one field; see `datasets/files.py` for the formats             |
-| another file        | one: its text, in UTF-8                                                               |
-| a folder            | those of its `.txt`, `.md`, `.jsonl` and `.parquet` files, by name; not of runs       |
-| `shakespeare`       | one: 40,000 lines of his plays, which lie in the package                              |
-| `org/name[:subset]` | one a row of a hub data set's `train` split, streamed (needs `llamarium[hub-data]`)   |
-| rows of Python      | one a row: any iterable of dicts, a `datasets.Dataset` or an Arrow table (`named_rows`) |
+| source              | documents                                                                               |
+|---------------------|-----------------------------------------------------------------------------------------|
+| None                | topics of the Python manual, as `help()` shows them (`pydoc_data.topics`)               |
+| a file of rows      | one per row: the text in one field; see `datasets/files.py` for the formats             |
+| another file        | one: its text, in UTF-8                                                                 |
+| a folder            | those of its `.txt`, `.md`, `.jsonl` and `.parquet` files, by name, except in runs      |
+| `shakespeare`       | one: 40,000 lines of his plays, bundled with the package                                |
+| `org/name[:subset]` | one per row of a Hub data set's `train` split, streamed (needs `llamarium[hub-data]`)   |
+| Python rows         | one per row: an iterable of dicts, a `datasets.Dataset` or an Arrow table (`named_rows`) |
 
-The first that fits wins, so `org/name` is the folder of that name if there is one; a file called `shakespeare` is read
-with a warning. Files may be compressed by gzip or Zstandard. Rows keep documents apart. They come one at a time, in
-the same order each time, so one must fit in memory: cut larger texts into files or the lines of a `.jsonl`. Invalid
-text is refused with file and line, or file and row.
+The first match is used, so `org/name` is the folder of that name if it exists; a file named `shakespeare` is read with
+a warning. Files may be compressed with gzip or Zstandard. Documents are read one at a time, always in the same order,
+so each must fit into memory; split larger texts into several files or the lines of a `.jsonl`. Errors about invalid
+text name the file and the line or row.
 
-Examples are rows of the same sources: of a folder its files of rows; a single file of another name is read as `.jsonl`.
-A field that is null is one that the row lacks.
+Examples are rows of the same sources; of a folder, those of its files of rows. A single file with an unknown suffix is
+read as `.jsonl`. Fields with null are treated as missing.
 """
 
 import bz2
@@ -44,7 +44,7 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import encode_pieces
 
 BUNDLED = ("shakespeare", "tiny-shakespeare")
-"""Names of the text in the package; the second is its earlier one.
+"""Names of the bundled text; the second is its earlier name.
 
 Source: the plays of William Shakespeare, which are in the public domain, as collected by Andrej Karpathy for char-rnn
 (2015), where the file is called Tiny Shakespeare.
@@ -53,32 +53,37 @@ Source: the plays of William Shakespeare, which are in the public domain, as col
 _BUNDLED_FILE = Path(__file__).with_name("shakespeare.txt.bz2")
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")
-"""The files of a folder that hold documents, compressed or not; a single file of any other name is read as text."""
+"""Suffixes of files in a folder that are read as documents, compressed or not; a single other file is read as text."""
 
 Data = str | Mapping[str, float]
-"""A source, or several and their weights."""
+"""A source, or several with their weights."""
 
-_NO_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json")  # what `save_to_disk` writes beside the rows
+_NO_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json")  # metadata of `save_to_disk`
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<subset>[\w.-]+))?", re.ASCII)
 _OF_PYTHON = "rows-of-python:"
-_HELD: dict[str, list[Row]] = {}  # of Python, by the name that stands for them
-_USES: Counter[str] = Counter()  # of each name, by `named_rows`
+_HELD: dict[str, list[Row]] = {}  # Python rows, by their generated name
+_USES: Counter[str] = Counter()  # active `named_rows` blocks, by name
 _USES_LOCK = threading.Lock()
 
 
 def read_documents(source: str | None, *, text_field: str = "text") -> Iterator[str]:
     """Return the non-empty documents of a source, in a fixed order; see the table above.
 
-    `text_field` holds the text where documents have several fields or columns. TrainingError if there is nothing of
-    that name, or, while reading, for invalid text; OptionError if a package is missing.
+    Args:
+        source: Name of the source, or None for the Python manual.
+        text_field: Field or column with the text, in rows.
+
+    Raises:
+        TrainingError: If the source does not exist or, while reading, for invalid text.
+        OptionError: If a package is missing.
     """
     return filter(None, (_text_of_row(row, text_field) for row in _find(source, text_field)[1]()))
 
 
 def read_rows(source: str, tally: Tally | None = None) -> Iterator[Row]:
-    """Yield the rows of a source of examples, in a fixed order; errors as `read_documents`.
+    """Yield the rows of a source of examples, in a fixed order; raises as `read_documents`.
 
-    A `tally` counts the rows, renames their fields, and decides what becomes of a row that cannot be read.
+    A `tally` counts the rows, renames their fields, and skips invalid rows or raises an error.
     """
     tally = tally or Tally(source, Reading())
     for row in read_rows_in_order(source, tally):
@@ -89,16 +94,16 @@ def read_rows(source: str, tally: Tally | None = None) -> Iterator[Row]:
 
 
 def read_rows_in_order(source: str, tally: Tally) -> Iterator[Row | BadRow]:
-    """Yield what `read_rows` does, and bad rows in their places, of which the caller tells the tally."""
+    """Yield the rows as `read_rows`, and also invalid rows, for which the caller must call `tally.skip`."""
     return tally.counted(_find(source)[1]())
 
 
 @contextmanager
 def named_rows(data: Any) -> Generator[Any]:
-    """Yield a name by which rows of Python are a source while the body runs; a name, or weights, is yielded as it is.
+    """Register Python rows as a source within the `with` block, and yield its name; yield names and weights unchanged.
 
-    `data` is an iterable of dicts, which is read once and held, a `datasets.Dataset` (of a `DatasetDict` its "train")
-    or an Arrow table. TrainingError for other values.
+    `data` is an iterable of dicts, which is read once and kept in memory, a `datasets.Dataset` (or a `DatasetDict` with
+    a "train" split) or an Arrow table. TrainingError for other values.
     """
     if data is None or isinstance(data, str | Path) or _are_weights(data):
         yield str(data) if isinstance(data, Path) else data
@@ -118,7 +123,7 @@ def named_rows(data: Any) -> Generator[Any]:
 
 
 def _digest(rows: Iterable[Row]) -> str:
-    """Return a hash of rows: of their fields in order, whatever their keys are, and of all of an array."""
+    """Return a hash of the rows' fields, in order, including the full contents of arrays."""
     digest = hashlib.sha256()
     for row in rows:
         fields = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in row.fields.items()}
@@ -127,7 +132,7 @@ def _digest(rows: Iterable[Row]) -> str:
 
 
 def _are_weights(data: Any) -> bool:
-    """Whether data is a table of sources' weights, and no `DatasetDict`."""
+    """Return whether data is a mapping of sources to weights, and not a `DatasetDict`."""
     return isinstance(data, Mapping) and not any(hasattr(value, "column_names") for value in data.values())
 
 
@@ -155,7 +160,7 @@ def _fields(row: Any, number: int, data: Any) -> Mapping[str, Any]:
 
 @contextmanager
 def at_place(place: str) -> Generator[None]:
-    """Name a document's place in errors of the body, as a TrainingError."""
+    """Convert errors in the `with` block to TrainingError, with the document's place."""
     try:
         yield
     except LlamariumError as error:
@@ -163,7 +168,7 @@ def at_place(place: str) -> Generator[None]:
 
 
 def document_ids(tokenizer: Tokenizer, document: str) -> Iterator[list[int]]:
-    """Yield a document's ids part by part, with what begins and ends it; TokenizerError if it cannot be encoded."""
+    """Yield the token ids of a document in parts, with BOS and EOS; TokenizerError if it cannot be encoded."""
     before, after = ids_around(tokenizer)
     yield before
     words = tokenizer.backend if isinstance(tokenizer.backend, WordBackend) else None
@@ -172,26 +177,25 @@ def document_ids(tokenizer: Tokenizer, document: str) -> Iterator[list[int]]:
 
 
 def ids_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the ids before each document, by the tokenizer's rule, and after it: the first end-of-text token."""
+    """Return the ids before each document (BOS, if the tokenizer adds it) and after it (the first EOS token)."""
     special = tokenizer.special
     return [special.bos] if special.add_bos and special.bos is not None else [], list(tokenizer.eos_token_ids[:1])
 
 
 def source_stamp(source: str | None) -> str:
-    """Return a hash that changes with a source, unread: of files' names, sizes and times, or a hub commit."""
+    """Return a hash that changes with a source, without reading it: of file names, sizes and times, or a Hub commit."""
     return hashlib.sha256(repr(_find(source)[0]()).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def source_name(source: str | None) -> str:
-    """Name a source in messages."""
+    """Return a source's name for messages."""
     return "the Python manual" if source is None else escape(source)
 
 
 def parse_data(data: Any) -> Any:
-    """Return a source's name, or the weights of several by name; a text that is an existing path is that path.
+    """Parse `data` into a source's name, or the weights of several sources by name; an existing path is not parsed.
 
-    Values of other types are returned as they are. TrainingError for a weight that is none, a source without one, or
-    one that is named twice.
+    Values of other types are returned unchanged. TrainingError for an invalid or missing weight, or a duplicate source.
     """
     data = str(data) if isinstance(data, Path) else data
     if isinstance(data, Mapping):
@@ -238,7 +242,10 @@ def _weighted(part: str, data: str) -> tuple[str, Any]:
 def _find(
     source: str | None, text_field: str = ""
 ) -> tuple[Callable[[], object], Callable[[], Iterable[Row | BadRow]]]:
-    """Return a function for a source's stamp and one that reads its rows, whole or what documents need of them."""
+    """Return a function that returns a source's stamp, and one that reads its rows.
+
+    With `text_field` only the columns that documents need are read.
+    """
     if source is None:
         return _python_manual, lambda: [Row(source_name(None), {text_field: text}) for text in _python_manual()]
     if source in _HELD:
@@ -250,7 +257,7 @@ def _find(
         return data, lambda: [Row(source, {text_field or "text": bz2.decompress(data()).decode("utf-8")})]
     if (hub := _HUB_NAME.fullmatch(source)) and not source.endswith(
         (*SUFFIXES, *OF_ROWS, *COMPRESSED)
-    ):  # which is a file that is not there
+    ):  # with such a suffix it is a missing file
         return partial(_stamp_hub, *hub.group("repo", "subset")), partial(_read_hub, *hub.group("repo", "subset"))
     if source.startswith(_OF_PYTHON):
         raise TrainingError("data is rows of Python, which are not kept; give them again, in Python (data=...)")
@@ -307,9 +314,9 @@ def _read_file(path: Path, text_field: str) -> Iterator[Row | BadRow]:
 
 
 def _files_of(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[Path], str]:
-    """Return the readable files below `folder`, without hidden ones, and a count of the others.
+    """Return the files below `folder` with one of the suffixes, without hidden ones, and a summary of the others.
 
-    Folders of runs, whose journals are `.jsonl` files, are skipped: a run may lie in the folder that it learns from.
+    Folders of training runs, which have `.jsonl` logs, are skipped: a run may be in the folder of its data.
     """
 
     def refuse(error: OSError) -> None:
@@ -342,7 +349,7 @@ def _files_of(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[Path], str]
 
 
 def _refuse_loop(path: Path, root: Path) -> None:
-    """Refuse a link to a parent folder, which would make the walk endless."""
+    """Raise TrainingError for a link to a parent folder, with which the walk would not end."""
     if not path.is_symlink():
         return
     target = os.path.realpath(path)
@@ -384,7 +391,7 @@ def _stamp_hub(repo: str, subset: str | None) -> object:
 
 
 def _read_hub(repo: str, subset: str | None) -> Iterator[Row | BadRow]:
-    """Stream the `train` split; datasets of version 4 and newer run no code of the repository."""
+    """Stream the `train` split; `datasets` 4 and newer does not run code from the repository."""
     datasets = optional("datasets", "hub-data", f"reading {repo} from the hub")
     try:
         for number, row in enumerate(datasets.load_dataset(repo, subset, split="train", streaming=True), start=1):
