@@ -1,6 +1,6 @@
-"""Structured output: the form of an answer's text.
+"""Structured output: grammars that constrain an answer.
 
-`description.py` has a request's `Grammar`; `json_schema.py` (by `schema/`) and `lark.py` restrict it to what can be
-enforced, and `compiler.py` compiles it for one tokenizer, into the sampler's constraints (`sampling/constraint.py`).
-Only `compiler.py` needs the package llguidance, and nothing needs torch.
+`description.py` defines a request's `Grammar`. `json_schema.py` (with `schema/`) and `lark.py` restrict it to what can
+be enforced, and `compiler.py` compiles it for one tokenizer, for the sampler's constraints (`sampling/constraint.py`).
+Only `compiler.py` and the conversion of GBNF need the package llguidance. Torch-free.
 """

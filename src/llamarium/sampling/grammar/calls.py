@@ -1,11 +1,11 @@
-"""The grammar of an answer that may or has to call tools.
+"""Grammars of answers that may or must call tools.
 
-Schemas of calls in JSON go through `json_schema.lowered`. What cannot be held is refused by its tool's path if the tool
-is strict, and named otherwise: no tool that is offered refuses a request. The pythonic form has rules of its own, with
-fewer keywords.
+Schemas of calls in JSON are lowered by `json_schema.lowered`. A keyword that cannot be enforced is an error if its tool
+is strict, and otherwise reported as unenforced, so a non-strict tool never fails a request. The pythonic form has
+separate rules, with fewer keywords.
 
-Where an answer without calls has a form, one grammar holds both. Its JSON must not be read as a call: beside calls in
-JSON it is spaced as they are, and without blanks where it might begin as they do.
+If an answer without calls is constrained too, one grammar has both. Its JSON must not be mistaken for a call, so it is
+spaced like calls in JSON, and has no blanks where it could begin like a call.
 """
 
 import json
@@ -23,7 +23,7 @@ from llamarium.tokenizer.tools.grammar import openings
 from llamarium.tokenizer.tools.request import ToolRequest
 
 MAX_RULES = 5000
-"""Rules for the calls of a request: some 80 tools of 20 arguments, compiled within a second."""
+"""Maximum number of rules for the calls of a request: about 80 tools with 20 arguments, compiled within a second."""
 
 
 _FIELD = "tools[{}].function.parameters"
@@ -32,21 +32,27 @@ _ANY: Mapping[str, Any] = {"type": "object"}
 
 
 class Compiler(Protocol):
-    """Compiles grammars for one vocabulary: a `GrammarCompiler`."""
+    """A compiler of grammars for one vocabulary, such as `GrammarCompiler`."""
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile one, or raise `GrammarError`."""
+        """Compile a grammar; GrammarError if that is not possible."""
         ...
 
 
 def grammar_of_answer(
     request: ToolRequest, form: ToolForm | None, answer: Grammar | None = None, *, open_objects: bool = False
 ) -> Grammar | None:
-    """Return the grammar of an answer, or None if it is free.
+    """Return the grammar of an answer, or None if it is unconstrained.
 
-    Calls are written in a form, and an answer without any has the form `answer`. `open_objects` is that of
-    `Grammar.json_schema`, for tools that are not strict. ToolError for strict tools that cannot be held, GrammarError
-    for another form than JSON beside them.
+    Args:
+        request: The request's tools.
+        form: Form of calls.
+        answer: Grammar of an answer without calls, or None.
+        open_objects: As for `Grammar.json_schema`, for tools that are not strict.
+
+    Raises:
+        ToolError: If the schema of a strict tool cannot be enforced, or the tools are too large.
+        GrammarError: If `answer` is not a JSON schema, and there are tools.
     """
     if not request.offered or (answer is None and not request.is_held):
         return answer
@@ -77,8 +83,8 @@ def grammar_of_answer(
 
 
 def _rule_beside(schema: Any, form: ToolForm | None) -> str:
-    """Return the rule of a lowered schema whose JSON does not begin as a call does."""
-    from llamarium.sampling.grammar.json_schema import rule  # what has no tools never needs it
+    """Return the rule of a lowered schema whose JSON cannot begin like a call."""
+    from llamarium.sampling.grammar.json_schema import rule  # imported only for requests with tools
 
     named = schema
     if isinstance(schema, dict) and "$ref" in schema and "allOf" not in schema:
@@ -97,10 +103,10 @@ def compile_answer(
     *,
     open_objects: bool = False,
 ) -> tuple[Grammar, CompiledGrammar] | None:
-    """Return the grammar of `grammar_of_answer` and its compiled form, or None if the answer is free.
+    """Return the grammar of `grammar_of_answer` and its compiled form, or None if the answer is unconstrained.
 
-    Where the schema of a tool that is not strict cannot be compiled, its arguments are any object, and the grammar
-    names the schema as unenforced. Errors are those of `grammar_of_answer`.
+    If the schema of a non-strict tool cannot be compiled, its arguments may be any object, and the schema is reported
+    as unenforced. For arguments and errors see `grammar_of_answer`.
     """
     grammar = grammar_of_answer(request, form, answer, open_objects=open_objects)
     if grammar is None:
@@ -121,7 +127,7 @@ def compile_answer(
 
 
 def _that_do_not_compile(compiler: Compiler, request: ToolRequest) -> Iterator[tuple[int, UnenforcedKeyword]]:
-    """Yield the places of tools whose schemas do not compile, and how they are named; ToolError for a strict one."""
+    """Yield the indices of tools whose schemas do not compile, with the reason; ToolError for a strict tool."""
     for i, tool in enumerate(request.tools):
         try:
             compiler.compile(Grammar.json_schema({**tool.parameters, "type": "object"}, tolerant=True))
@@ -132,7 +138,7 @@ def _that_do_not_compile(compiler: Compiler, request: ToolRequest) -> Iterator[t
 
 
 def _lowered(tool: ToolDefinition, i: int, open_objects: bool) -> tuple[ToolDefinition, tuple[UnenforcedKeyword, ...]]:
-    """Return a tool with a schema of held keywords, and those that are not."""
+    """Return a tool with its lowered schema, and the keywords that it does not enforce; ToolError if it is strict."""
     try:
         grammar = Grammar.json_schema(
             {**tool.parameters, "type": "object"},
@@ -151,7 +157,7 @@ def _lowered(tool: ToolDefinition, i: int, open_objects: bool) -> tuple[ToolDefi
 
 
 def _whole(i: int, error: GrammarError) -> UnenforcedKeyword:
-    """Name a tool's schema as not held at all."""
+    """Return the entry for a tool whose schema is not enforced at all."""
     return UnenforcedKeyword("#", "", f"cannot be held: {error}", _FIELD.format(i))
 
 

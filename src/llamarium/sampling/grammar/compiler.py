@@ -1,18 +1,17 @@
-"""From a `Grammar` to the masks of an answer's tokens, with llguidance.
+"""Compilation of a `Grammar` to token masks, with llguidance.
 
-A vocabulary's tokens are put into a tree of bytes once (`GrammarCompiler`: a second for 128,256 of them). Compiling a
-grammar against it takes milliseconds, a mask some tens of microseconds: at each token the tree is walked with the
-grammar's lexer and an Earley parser, and a bit is set for each token that goes on with a text that the grammar accepts.
-Any token may that does, whatever other tokens would spell the same text: `no_forcing` in llguidance's terms.
+The tokens of a vocabulary are put into a trie of bytes once (`GrammarCompiler`: one second for 128,256 tokens).
+Compiling a grammar takes milliseconds, and a mask some tens of microseconds: for each token the trie is walked with the
+grammar's lexer and an Earley parser, and a bit is set for each token that continues a text that the grammar accepts.
+All such tokens are allowed, even if other tokens would spell the same text: `no_forcing` in llguidance's terms.
 
-One id more than the model has stands for the end of the text: the mask's last bit says whether the answer may end here.
-Control tokens have no text, so no grammar allows them; a stop id is allowed where the answer may end.
+One additional id represents the end of the text: the mask's last bit is set if the answer may end here. Control tokens
+have no text, so no grammar allows them; stop ids are allowed where the answer may end.
 
-Limits. What a request can say is bounded before it comes here (`description.py`, `json_schema.py`, `lark.py`), and what
-comes of it by llguidance's own counts of work, which are the same on any machine: its defaults, and fewer of the
-parser's items at each token for grammars that people write, as those may read the same text in ever more ways
-(docs/decisions/0027-structured-output.md has the numbers). A time limit stands behind them: a grammar that compiles for
-longer is refused. Compiling cannot be interrupted, so not more than a few are compiled at once.
+Limits: The size of a grammar is checked before (`description.py`, `json_schema.py`, `lark.py`). The work is bounded by
+llguidance's counters, which are the same on any machine, with lower limits on parser items per token for hand-written
+grammars, which may be ambiguous (see docs/decisions/0027-structured-output.md for the numbers). In addition, compiling
+has a time limit. It cannot be interrupted, so only a few grammars are compiled at once.
 
 Source: https://github.com/guidance-ai/llguidance (parser/src/api.rs for the limits, docs/optimizations.md).
 """
@@ -38,21 +37,21 @@ from llamarium.sampling.grammar.lark import gbnf_to_lark, literal
 from llamarium.tokenizer.base import Tokenizer
 
 MAX_COMPILE_S = 10.0
-"""How long a request waits for its grammar."""
+"""Maximum time that a request waits for its grammar."""
 _MOST_AT_ONCE = 4
-_LIMITS: Mapping[Kind, Mapping[str, int]] = {  # an optional property is four items; a schema is not ambiguous
+_LIMITS: Mapping[Kind, Mapping[str, int]] = {  # schemas: four items per optional property, but unambiguous
     "lark": {"max_items_in_row": 500, "step_max_items": 10_000},
     "gbnf": {"max_items_in_row": 500, "step_max_items": 10_000},
 }
-_END_MARK = b"\xff<end>"  # 0xff begins no text: llguidance's mark of special tokens
+_END_MARK = b"\xff<end>"  # 0xff never begins UTF-8; llguidance marks special tokens with it
 _TOO_LARGE = ("too many", "too large", "too big", "fuel", "limit", "items; max", "too deeply", "recursion", "Unable to")
-_BAD_REGEX = re.compile(  # what is wrong stands after the expression, with carets below the place
+_BAD_REGEX = re.compile(  # the reason follows the expression, with carets below the place
     r"regex parse error:\n    (?P<regex>.*)\n    (?P<blanks> *)(?P<carets>\^+)[ ^]*\nerror: (?P<reason>.*)"
 )
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary; ids from the tokenizer's end up to `vocab_size` have no text."""
+    """A compiler of grammars for one vocabulary; ids beyond the tokenizer's, up to `vocab_size`, have no text."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -62,16 +61,21 @@ class GrammarCompiler:
 
     @cached_property
     def tree(self) -> Any:
-        """The vocabulary as llguidance's tree, made at its first use."""
+        """The vocabulary as llguidance's trie, built at first use."""
         return self._package.LLTokenizer(_Vocabulary(self._tokens))
 
     @cached_property
     def text_bits(self) -> NDArray[np.uint32]:
-        """The mask of all tokens with a text."""
+        """Mask of all tokens that have a text."""
         return _bits([i for i, text in enumerate(self._tokens[:-1]) if text], self.vocab_size)
 
     def compile(self, grammar: Grammar) -> "Compiled":
-        """Compile a grammar; safe on any thread."""
+        """Compile a grammar; thread-safe.
+
+        Raises:
+            GrammarError: If the grammar is invalid, or accepts no text or only the empty one.
+            GrammarLimitError: If it exceeds a limit of work or time.
+        """
         source = '%llguidance {"no_forcing": true}\n' + self._lark(grammar)
         if not self._slots.acquire(timeout=MAX_COMPILE_S):
             raise GrammarLimitError("other grammars are being compiled, and none came to an end; try again later")
@@ -115,7 +119,7 @@ class GrammarCompiler:
 
 
 class Compiled:
-    """A grammar for one vocabulary, with llguidance's matcher at the beginning."""
+    """A grammar compiled for one vocabulary, with llguidance's matcher in its initial state."""
 
     def __init__(self, compiler: GrammarCompiler, matcher: Any) -> None:
         self._compiler = compiler
@@ -123,25 +127,25 @@ class Compiled:
         self._copying = threading.Lock()
 
     def begin(self, stop_ids: Collection[int]) -> "GrammarConstraint":
-        """Return the form of a new answer; its first mask is computed at once."""
+        """Return the constraint of a new answer, and start to compute its first mask."""
         with self._copying:
             matcher = self._matcher.deep_copy()
         return GrammarConstraint(matcher, self._compiler.text_bits, self._compiler.vocab_size, stop_ids)
 
     def accepts(self, token_ids: Sequence[int]) -> bool:
-        """Return whether the tokens are a complete answer."""
+        """Return whether the grammar accepts the tokens as a complete answer."""
         with self._copying:
             matcher = self._matcher.deep_copy()
         return all(map(matcher.consume_token, token_ids)) and matcher.is_accepting()
 
 
 class GrammarConstraint:
-    """The form of one answer, with a matcher of its own; see `Constraint`.
+    """The constraint of one answer, with its own matcher; see `Constraint`.
 
     Attributes:
-        is_finished: The answer is complete, and nothing can follow.
-        failure: Why no token is allowed, if none is.
-        may_end: The answer can end here, by the last mask.
+        is_finished: True if the answer is complete and nothing can follow.
+        failure: Reason why no token is allowed, if that is the case.
+        may_end: True if the answer may end here, by the last mask.
     """
 
     def __init__(self, matcher: Any, text_bits: NDArray[np.uint32], vocab_size: int, stop_ids: Collection[int]) -> None:
@@ -150,7 +154,7 @@ class GrammarConstraint:
         self._stop_ids = frozenset(i for i in stop_ids if i < vocab_size)
         self._stop_bits = _bits(self._stop_ids, vocab_size)
         self._text_bits = text_bits & ~self._stop_bits
-        self._words = np.zeros(vocab_size // 32 + 1, np.uint32)  # V bits, and one for the end
+        self._words = np.zeros(vocab_size // 32 + 1, np.uint32)  # V bits, and one for the end of the text
         self._mask = self._words[: len(text_bits)]
         self.is_finished = False
         self.failure = NoToken.NOTHING_FITS
@@ -158,12 +162,12 @@ class GrammarConstraint:
         self._look_ahead()
 
     def mask(self) -> NDArray[np.uint32]:
-        """Wait for the next token's mask."""
+        """Wait for the mask of the next token and return it."""
         self._coming.result()
         return self._mask
 
     def accept(self, token_id: int) -> None:
-        """Take the next token, and begin to compute the mask of the one after it."""
+        """Append a token, and start to compute the mask of the next one."""
         self._coming.result()
         if token_id in self._stop_ids:
             self.is_finished = True
@@ -177,14 +181,14 @@ class GrammarConstraint:
 
     def _look_ahead(self) -> None:
         self._coming = workers.submit(self._compute)
-        if not self._stop_ids:  # then no choice is left where the answer can only end
+        if not self._stop_ids:  # without stop ids the mask decides whether the answer is finished
             self._coming.result()
 
     def _compute(self) -> None:
-        """Fill the mask; on a thread of `workers`."""
+        """Compute the mask; runs in a thread of `workers`."""
         words, last = self._words, self._vocab_size
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if self._matcher.is_error():  # the mask is that of the end then, which it is not
+        if self._matcher.is_error():  # llguidance then returns a mask with only the end, which would be wrong
             return self._fail()
         self.may_end = bool(words[last // 32] >> np.uint32(last % 32) & np.uint32(1))
         self._mask &= self._text_bits
@@ -205,7 +209,7 @@ class GrammarConstraint:
 
 
 class _Vocabulary:
-    """A vocabulary in llguidance's interface."""
+    """A vocabulary with the interface that llguidance expects of tokenizers."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -216,12 +220,12 @@ class _Vocabulary:
         self.eos_token_id = len(tokens) - 1
 
     def __call__(self, text: object) -> list[int]:
-        """Refuse: llguidance encodes only forced texts, and none are forced."""
+        """Raise AssertionError: llguidance encodes only forced texts, which `no_forcing` disables."""
         raise AssertionError("no text is encoded")
 
 
 def _text_of_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
-    """Return the bytes of each id, empty for hidden tokens and ids without a token, and of the end."""
+    """Return the bytes of each id, empty for hidden tokens and unused ids, followed by the mark of the end."""
     control = tokenizer.special.hidden
     known = min(vocab_size, tokenizer.vocab_size)
     texts = [b"" if i in control else _bytes_of(tokenizer, i) for i in range(known)]
@@ -230,7 +234,7 @@ def _text_of_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
 
 def _bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes:
     found = tokenizer.backend.token_bytes(token_id) or b""
-    return b"" if found.startswith(_END_MARK[:1]) else found  # no text begins with this byte
+    return b"" if found.startswith(_END_MARK[:1]) else found  # the byte marks special tokens
 
 
 def _bits(ids: Collection[int], vocab_size: int) -> NDArray[np.uint32]:
@@ -240,7 +244,7 @@ def _bits(ids: Collection[int], vocab_size: int) -> NDArray[np.uint32]:
 
 
 def _check_beginning(constraint: GrammarConstraint) -> None:
-    """Refuse a grammar without a first token."""
+    """Raise GrammarError if a grammar allows no first token."""
     mask = constraint.mask()
     if constraint.is_finished or (constraint.may_end and not mask.any()):
         raise GrammarError("the grammar accepts the empty text alone")
@@ -265,6 +269,6 @@ def _refusal(message: str) -> GrammarError:
         part, reason = found["regex"][blanks : blanks + len(found["carets"])], found["reason"]
         where = f"at {part or 'its end'} (character {blanks + 1}) of {found['regex']}"
         return kind(f"the grammar cannot be compiled: a regular expression: {escape(reason)}, {escape(where)}")
-    first, _, _ = message.partition("\n")  # the others show our wrapping of it
+    first, _, _ = message.partition("\n")  # the other lines show generated rules
     _, _, said = first.rpartition("failed to compile JSON schema: ")
     return kind(f"the grammar cannot be compiled: {escape(said)}")

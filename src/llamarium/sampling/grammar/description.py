@@ -12,11 +12,11 @@ from llamarium.sampling.grammar.schema.unenforced import UnenforcedKeyword
 Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf", "calls"]
 
 MAX_BYTES = 256 * 1024
-"""The largest text of a grammar; the slowest one found compiles within half a second."""
+"""Maximum size of a grammar's text; the slowest known grammar of this size compiles within half a second."""
 MAX_CHOICES = 10_000
-"""The most texts of a choice."""
+"""Maximum number of texts of a choice."""
 OPTIONS = ("grammar", "json_schema", "json_object", "regex", "choice")
-"""The options of an answer that `from_options` reads."""
+"""The options of a request that `Grammar.from_options` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Grammar:
     'no'
 
     Attributes:
-        kind: The notation of `text`.
-        text: The grammar; for a choice the JSON list, for a schema the lowered schema.
-        openings: How an answer with calls begins, if it may also have another format.
-        has_free_text: Whether the answer may be or begin with unconstrained text, to which stop strings apply.
-        unenforced: Keywords of its schemas that it does not enforce.
+        kind: Notation of `text`.
+        text: The grammar; for a choice, the JSON list of texts; for a schema, the lowered schema.
+        openings: Possible beginnings of an answer with calls, if the answer may also have another format.
+        has_free_text: True if the answer may be or begin with unconstrained text, to which stop strings apply.
+        unenforced: Keywords of its schemas that are not enforced.
     """
 
     kind: Kind
@@ -51,21 +51,22 @@ class Grammar:
     ) -> Self:
         """Accept the JSON values that a schema allows.
 
-        Properties come in the schema's order. Blanks are allowed between JSON's signs, 32 at a place. Keywords that
-        restrict values and cannot be held are in `unenforced`.
+        Properties are generated in the schema's order. Up to 32 blanks are allowed between JSON tokens. Keywords that
+        restrict values but cannot be enforced are listed in `unenforced`.
 
         Args:
-            schema: JSON Schema 2020-12, as an object or its JSON text; older drafts' and OpenAPI's words are read, too.
-            open_objects: An object may have other properties than those listed where its schema says nothing of
+            schema: JSON Schema 2020-12, as an object or its JSON text; keywords of older drafts and OpenAPI are
+                supported too.
+            open_objects: Allow objects to have properties that are not listed if the schema does not have
                 `additionalProperties`.
-            strict: A restriction that cannot be held is a GrammarError.
-            tolerant: Keywords whose values are none of theirs (`"type": "int"`) are in `unenforced`, too.
+            strict: Raise GrammarError for a restriction that cannot be enforced.
+            tolerant: List keywords with invalid values (`"type": "int"`) in `unenforced` instead of raising an error.
 
         Raises:
-            GrammarError: For what is no schema, naming the keyword and its place, and for one that no value follows.
-            GrammarLimitError: If it is larger than the limits.
+            GrammarError: If the schema is invalid, naming the keyword and its place, or no value satisfies it.
+            GrammarLimitError: If the schema exceeds a limit.
         """
-        from llamarium.sampling.grammar import json_schema  # fifteen modules that most processes never need
+        from llamarium.sampling.grammar import json_schema  # fifteen modules that most processes do not need
         from llamarium.sampling.grammar.schema.reading import MAX_LOWERED
 
         text = _checked("the JSON schema", schema if isinstance(schema, str) else _as_json(schema))
@@ -86,23 +87,23 @@ class Grammar:
 
     @classmethod
     def regex(cls, expression: str) -> Self:
-        r"""Accept what a regular expression matches from end to end.
+        r"""Accept the texts that a regular expression matches completely.
 
-        It is Rust's, without lookarounds and word borders: https://docs.rs/regex/latest/regex/#syntax. So `\d` is any
-        script's digit.
+        The syntax is that of Rust's regex crate, without lookaround and word boundaries:
+        https://docs.rs/regex/latest/regex/#syntax. `\d` matches digits of all scripts.
 
         Raises:
-            GrammarError: If it is no text, or empty. Whether it can be read is known when it is compiled.
-            GrammarLimitError: If it is larger than the limits.
+            GrammarError: If it is not a non-empty string. Its syntax is checked when it is compiled.
+            GrammarLimitError: If it exceeds a limit.
         """
         return cls("regex", _checked("the regular expression", expression))
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Self:
-        """Accept one of some texts.
+        """Accept exactly one of the given texts.
 
         Raises:
-            GrammarError: If there is none, or one is empty or no text.
+            GrammarError: If there are none, or one is not a non-empty string.
             GrammarLimitError: If there are too many.
         """
         if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -115,37 +116,37 @@ class Grammar:
 
     @classmethod
     def lark(cls, text: str) -> Self:
-        """Accept what a Lark grammar accepts, from its rule `start` on.
+        """Accept the texts of a Lark grammar, with the start rule `start`.
 
-        It is llguidance's Lark without control tokens, schemas and options of sampling:
+        The syntax is that of llguidance without control tokens, schemas and sampling options:
         https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
 
         Raises:
-            GrammarError: For what is not a text's form. Whether it can be read is known when it is compiled.
-            GrammarLimitError: If it is larger than the limits.
+            GrammarError: If it uses an unsupported feature. Its syntax is checked when it is compiled.
+            GrammarLimitError: If it exceeds a limit.
         """
         lark.check_lark(_checked("the Lark grammar", text))
         return cls("lark", text)
 
     @classmethod
     def gbnf(cls, text: str) -> Self:
-        """Accept what a grammar of llama.cpp accepts, from its rule `root` on.
+        """Accept the texts of a GBNF grammar (llama.cpp), with the start rule `root`.
 
         Source: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md.
 
         Raises:
-            GrammarError: If it is no text, or empty. Whether it can be read is known when it is compiled.
-            GrammarLimitError: If it is larger than the limits.
+            GrammarError: If it is not a non-empty string. Its syntax is checked when it is compiled.
+            GrammarLimitError: If it exceeds a limit.
         """
         lark.check_num_rules(_checked("the GBNF grammar", text).count("::="))
         return cls("gbnf", text)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> "Grammar | None":
-        """Return the grammar of one of the options `OPTIONS`, or None without any; None counts as not given.
+        """Create a grammar from one of the options in `OPTIONS`; None if all are missing or None.
 
         Raises:
-            SamplingError: For more than one of them, or a value of another type.
+            SamplingError: If more than one is given, or a value has the wrong type.
             GrammarError: As the constructors.
         """
         given = [name for name in OPTIONS if options.get(name) is not None]
@@ -167,7 +168,7 @@ class Grammar:
 
 
 def warn_unenforced(grammar: Grammar | None) -> None:
-    """Warn about the keywords of its schemas that a grammar does not hold, up to ten."""
+    """Issue a UserWarning about keywords that a grammar does not enforce, listing up to ten."""
     if grammar is None or not grammar.unenforced:
         return
     named = "; ".join(f"{keyword} {keyword.reason}" for keyword in grammar.unenforced[:10])
@@ -176,7 +177,7 @@ def warn_unenforced(grammar: Grammar | None) -> None:
 
 
 def checked_grammar(value: object) -> Grammar | None:
-    """Return a grammar or None, and raise a SamplingError for anything else."""
+    """Return a value that is a grammar or None; SamplingError for anything else."""
     if value is None or isinstance(value, Grammar):
         return value
     raise SamplingError(

@@ -1,11 +1,12 @@
-"""JSON schemas as grammars: what llguidance reads, and what of a schema it does not hold.
+"""Lowering of JSON schemas to the keywords that llguidance enforces, and the list of those that it does not.
 
-llguidance ignores unknown keywords, lets a schema choose leniency (`x-guidance`), and reads some keywords unlike the
-standard. So `lowered` returns a schema of those keywords alone that have one meaning; `schema/` reads the others.
+llguidance ignores unknown keywords, lets a schema relax validation (`x-guidance`), and deviates from the standard in
+some keywords. Therefore `lowered` returns a schema with only the keywords whose meaning is the same; `schema/` converts
+the others to them.
 
-The result accepts nothing that the schema does not, except by keywords that are named as unenforced. It may accept
-less: properties come in the schema's order, integers have no decimal point, characters are escaped only where they must
-be, and an object whose schema lists its properties and says nothing of others has no others.
+The result accepts only values that the schema accepts, except for keywords that are reported as unenforced. It may
+accept fewer: properties are in the schema's order, integers have no decimal point, characters are escaped only if
+necessary, and an object has no other properties than those listed, if its schema does not mention others.
 
 Source: JSON Schema 2020-12, https://json-schema.org/draft/2020-12 (core and validation).
 """
@@ -22,18 +23,18 @@ from llamarium.sampling.grammar.schema.unenforced import UnenforcedKeyword, refu
 from llamarium.strict_json import NotJson, TooDeepJson, parse_json
 
 MAX_DEPTH = 64
-"""Nested schemas: a keyword and a name for each."""
+"""Maximum nesting of schemas; each has two levels of JSON, a keyword and a name."""
 
-_BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}  # bounded: some models would write blanks forever
+_BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}  # bounded, because some models generate blanks endlessly
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A schema of llguidance's keywords.
+    """A lowered schema, with only keywords that llguidance enforces.
 
     Attributes:
         schema: An object, true or false.
-        unenforced: The keywords that it does not hold.
+        unenforced: Keywords of the original schema that are not enforced.
     """
 
     schema: Any
@@ -41,7 +42,7 @@ class Lowered:
 
 
 def parsed(text: str) -> Any:
-    """Read JSON."""
+    """Parse the JSON text of a schema; GrammarError if it is invalid, GrammarLimitError if it is nested too deeply."""
     try:
         return parse_json(text, max_levels=2 * MAX_DEPTH, portable=True)
     except TooDeepJson:
@@ -51,7 +52,10 @@ def parsed(text: str) -> Any:
 
 
 def rule(schema: Any, separators: tuple[str, str] | None = None) -> str:
-    """Return the body of a rule of Lark: a lowered schema, with no blanks but those of `separators`, if given."""
+    """Return the body of a Lark rule for a lowered schema.
+
+    With `separators` (item and key), those are the only blanks; otherwise blanks are flexible.
+    """
     given = schema if isinstance(schema, dict) else {"allOf": [schema]}
     names = ("item_separator", "key_separator")
     blanks = {"whitespace_flexible": False, **dict(zip(names, separators, strict=True))} if separators else _BLANKS
@@ -59,17 +63,18 @@ def rule(schema: Any, separators: tuple[str, str] | None = None) -> str:
 
 
 def lowered(schema: Any, *, open_objects: bool = False, strict: bool = False, tolerant: bool = False) -> Lowered:
-    """Return a JSON value, a schema, in llguidance's keywords.
+    """Lower a schema to the keywords that llguidance enforces.
 
     Args:
-        schema: A JSON value, nested within `MAX_DEPTH`.
-        open_objects: Objects whose schemas say nothing of `additionalProperties` may have others than they list.
-        strict: A restriction that is not held is a GrammarError rather than named.
-        tolerant: Keywords whose values are none of theirs (`"type": "int"`) are named, too, unless `strict`.
+        schema: The parsed schema, nested up to `MAX_DEPTH`.
+        open_objects: Allow objects to have properties that are not listed if the schema does not have
+            `additionalProperties`.
+        strict: Raise GrammarError for a restriction that cannot be enforced, instead of listing it.
+        tolerant: List keywords with invalid values (`"type": "int"`) too, unless `strict`.
 
     Raises:
-        GrammarError: For what is no schema, or what no finite value fits, by the place.
-        GrammarLimitError: For one that is too large.
+        GrammarError: If the schema is invalid, or no finite value satisfies it; the message names the place.
+        GrammarLimitError: If it is too large.
     """
     reading = Reading(schema, strict=strict, tolerant=tolerant and not strict)
     root = reading.read()

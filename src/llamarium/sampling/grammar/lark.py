@@ -1,7 +1,7 @@
-"""Checks of written grammars: llguidance's Lark, and llama.cpp's GBNF.
+"""Validation of hand-written grammars: llguidance's Lark, and llama.cpp's GBNF.
 
-llguidance's Lark also has control tokens, sampling options, parser options and JSON schemas with leniency. They are no
-form of a text, and refused by name.
+llguidance's Lark also has control tokens, sampling options, parser options and relaxed JSON schemas. They do not
+describe a text, and are errors here.
 """
 
 import re
@@ -11,7 +11,7 @@ from llamarium.errors import GrammarError, GrammarLimitError, escape, show_value
 from llamarium.extras import optional
 
 MAX_RULES = 1000
-"""Rules of a grammar; llguidance recurses over them, within the stack of `workers.py`."""
+"""Maximum number of rules; llguidance recurses over them, within the stack size of `workers.py`."""
 
 _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
 _RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w.-]*[ \t]*(?:\[[^\]\n]*\]|\{[^}\n]*\})?[ \t]*:", re.M)
@@ -26,7 +26,7 @@ _NOT_TEXT = {
 
 
 def check_lark(text: str) -> None:
-    """Refuse anything but the form of a text."""
+    """Check that a Lark grammar only uses features that describe a text; GrammarError if not."""
     bare = _QUOTED.sub(" ", text)
     for directive in _DIRECTIVE.findall(bare):
         if directive not in _KNOWN_DIRECTIVES:
@@ -42,18 +42,18 @@ def check_lark(text: str) -> None:
 
 
 def check_num_rules(count: int) -> None:
-    """Refuse too many rules, by a GrammarLimitError."""
+    """Check the number of rules; GrammarLimitError if there are too many."""
     if count > MAX_RULES:
         raise GrammarLimitError(f"the grammar has {count:,} rules; expected at most {MAX_RULES:,}")
 
 
 def literal(text: str) -> str:
-    """Return the regular expression, within slashes, of one text."""
+    """Return the regular expression, for use between slashes, that matches one text."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def gbnf_to_lark(text: str) -> str:
-    """Return llama.cpp's notation of a grammar (GBNF) as llguidance's Lark, by llguidance's own converter."""
+    """Convert a GBNF grammar (llama.cpp) to llguidance's Lark, with llguidance's converter; GrammarError if invalid."""
     converter: Any = optional("llguidance.gbnf_to_lark", "serve", "structured output")
     try:
         rules = converter.GrammarParser().parse(text)
@@ -63,12 +63,12 @@ def gbnf_to_lark(text: str) -> str:
         return "\n".join(map(str, sorted(rules.values(), key=lambda rule: rule.order)))
     except RecursionError:
         raise GrammarLimitError("the GBNF grammar is nested too deep; make it flatter") from None
-    except Exception as error:  # noqa: BLE001 - the converter's own, and what it meets in a malformed text
+    except Exception as error:  # noqa: BLE001 - the converter raises various errors for malformed text
         raise GrammarError(f"the GBNF grammar cannot be read: {escape(error)}") from None
 
 
 def _group_repeated(node: Any, converter: Any) -> None:
-    """Put parentheses around nested repetitions: Lark takes one sign, and the converter writes two for `("a"?){2}`."""
+    """Parenthesize nested repetitions: Lark allows one operator, and the converter writes two for `("a"?){2}`."""
     for child in node.children():
         _group_repeated(child, converter)
     if isinstance(node, converter.RepetitionNode) and isinstance(node.node, converter.RepetitionNode):

@@ -1,4 +1,4 @@
-"""Threads for grammars: masks are computed while the model's kernels run."""
+"""Threads for grammars: masks are computed in the background, while the model's kernels run."""
 
 import os
 import threading
@@ -11,14 +11,15 @@ from typing import Any, TypeVar
 ResultT = TypeVar("ResultT")
 
 STACK_BYTES = 128 * 2**20
-"""For llguidance's recursion over rules and schemas, whose limits were tested with it; only used parts take memory."""
-_MOST_THREADS = 4  # a mask takes a tenth of a millisecond, and a pass over a batch many: a few threads keep up
+"""Stack size for llguidance's recursion over rules and schemas; limits were tested with it. Only used pages take
+memory."""
+_MOST_THREADS = 4  # a mask takes 0.1 ms, much less than a forward pass, so a few threads suffice
 _creating = threading.Lock()
 
 
 def start(target: Callable[[], None], name: str) -> None:
-    """Start a daemon thread with a deep stack."""
-    with _creating:  # the stack's size is one setting for all threads
+    """Start a daemon thread with a stack of `STACK_BYTES`."""
+    with _creating:  # the stack size is a process-wide setting
         before = threading.stack_size(STACK_BYTES)
         try:
             threading.Thread(target=target, name=name, daemon=True).start()
@@ -27,7 +28,7 @@ def start(target: Callable[[], None], name: str) -> None:
 
 
 def submit(task: Callable[[], ResultT]) -> "Future[ResultT]":
-    """Run a task on one of the threads for masks."""
+    """Run a task in one of the threads for masks."""
     future: Future[ResultT] = Future()
     _queue().put((task, future))
     return future
@@ -35,7 +36,7 @@ def submit(task: Callable[[], ResultT]) -> "Future[ResultT]":
 
 @cache
 def _queue() -> "SimpleQueue[tuple[Callable[[], Any], Future[Any]]]":
-    """Start the threads, once in a process."""
+    """Start the threads, once per process, and return their queue."""
     queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
     for _ in range(min(_MOST_THREADS, max(1, (os.cpu_count() or 2) // 2))):
         start(lambda: _serve(queue), "llamarium-grammar")
