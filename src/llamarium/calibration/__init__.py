@@ -1,5 +1,5 @@
-"""Quantize float weights into a packed folder.
+"""Quantization of a model to a packed folder.
 
-`quantize` is the entry point; `quantizer` goes layer by layer, `calibrate` measures inputs, `fit` and `gptq` find
-scales. `llamarium.quant` stores and multiplies the packed types.
+`quantize` is the entry point. `quantizer` quantizes weight by weight, `calibrated` layer by layer; `calibrate` measures
+inputs, and `fit` and `gptq` fit scales. `llamarium.quant` defines the packed types and multiplies them.
 """

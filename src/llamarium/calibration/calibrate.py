@@ -1,12 +1,12 @@
-"""Calibration: measure which inputs a model's Linears see on a sample of text.
+"""Calibration: measure the inputs of a model's Linears on a sample of text.
 
-All windows of the sample go through one layer before the next is read from disk, so memory holds one layer in float32,
-its statistics, and the sample's hidden states. A layer's inputs are measured while it is still unquantized; then its
-Linears are quantized, and the next layer gets the outputs of the quantized ones. So each layer is fitted to the inputs
-that it will have, with the errors of those before it.
+All windows of the sample are run through one layer before the next is read from disk, so only one layer in float32, its
+statistics, and the sample's hidden states are in memory. A layer's inputs are measured while the layer itself is not
+quantized yet; then its Linears are quantized, and the next layer receives the outputs of the quantized layer. Thus each
+layer is fitted to the inputs that it will have, including the quantization errors of the layers before it.
 
-Of inputs X (one row a token), either the mean square of each column is kept, the cost of an error in that column
-(`fit`), or X^T X, the cost for pairs of columns (`gptq`).
+For inputs X (one row per token), the statistics are either the mean square of each column, the cost of an error in that
+column (`fit`), or X^T X, the cost for pairs of columns (`gptq`).
 
 Source: the order of Frantar et al. 2022, "GPTQ", section 5, and of llama.cpp's importance matrix.
 """
@@ -32,13 +32,20 @@ LINEARS_BY_INPUT: Mapping[str, tuple[str, ...]] = {
     "mlp.gate_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.down_proj": ("mlp.down_proj",),
 }
-"""A layer's Linears that see the same input, by the first of them."""
+"""Linears of a layer that share an input, by the first of them."""
 
-_BATCH_TOKENS = 2048  # that go through a layer at once: they bound the activations within it
+_BATCH_TOKENS = 2048  # tokens per forward pass of a layer; bounds the memory of activations
 
 
 def sample_windows(tokenizer: Tokenizer, text: str, *, samples: int, context: int) -> Tensor:
-    """Cut at most `samples` windows of `context` tokens out of a text, evenly, BOS first: int64 (windows, context)."""
+    """Take up to `samples` evenly spaced windows of `context` tokens from a text, including BOS.
+
+    Returns:
+        Token ids, int64 (windows, context).
+
+    Raises:
+        InputError: If the text is shorter than one window.
+    """
     bos = [tokenizer.special.bos] if tokenizer.special.add_bos and tokenizer.special.bos is not None else []
     ids = list(chain.from_iterable(encode_pieces(tokenizer, text)))
     width = context - len(bos)
@@ -55,7 +62,7 @@ def sample_windows(tokenizer: Tokenizer, text: str, *, samples: int, context: in
 
 
 class InputStatistics:
-    """Statistics of the inputs of one layer's Linears: X^T X if `wants_gram`, else the mean square of each column."""
+    """Statistics of the inputs of a layer's Linears: X^T X if `wants_gram`, else the mean square of each column."""
 
     def __init__(self, *, wants_gram: bool) -> None:
         self._wants_gram = wants_gram
@@ -63,13 +70,13 @@ class InputStatistics:
         self._num_tokens: dict[str, int] = {}
 
     def watch(self, layer: nn.Module, hooks: ExitStack) -> None:
-        """Collect every input of the layer's Linears until `hooks` is closed."""
+        """Collect all inputs of the layer's Linears until `hooks` is closed."""
         for name in LINEARS_BY_INPUT:
             handle = layer.get_submodule(name).register_forward_pre_hook(partial(self._note, name))
             hooks.callback(handle.remove)
 
     def of(self, name: str) -> Tensor:
-        """Return a Linear's statistics, float32: the mean of x x^T (in, in), or of x^2 (in,)."""
+        """Return the statistics of a Linear, float32: the mean of x x^T, (in, in), or of x^2, (in,)."""
         first = next(first for first, names in LINEARS_BY_INPUT.items() if name in names)
         return self._sums[first] / self._num_tokens[first]
 
@@ -92,7 +99,7 @@ def run_layer(
     *,
     attend: Attend,
 ) -> Tensor:
-    """Run a layer on hidden states (B, T, D), float32, a few texts at a time; collect `statistics` of inputs."""
+    """Run a layer on hidden states, float32 (B, T, D), a few sequences at a time; collect `statistics` of inputs."""
     batch = max(1, _BATCH_TOKENS // hidden_BTD.shape[1])
     out_BTD = torch.empty_like(hidden_BTD)
     with ExitStack() as hooks:

@@ -1,7 +1,8 @@
-"""Quantize with a text: layer by layer, each fitted to its inputs on a sample; and choose the head's type by KL.
+"""Calibrated quantization, layer by layer, and the choice of the head's type by KL divergence.
 
-A layer's weights are read in float32, its inputs measured (`calibration/calibrate.py`), and its Linears quantized and
-kept until they are written. The embedding and the head come last, since only then the head's inputs are known.
+A layer's weights are read in float32, its inputs are measured (`calibration/calibrate.py`), and its Linears are
+quantized and kept until they are written. The embedding and the head are last, because only then the head's inputs are
+known.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,14 +33,20 @@ from llamarium.runtime.adapter import LAYER_LINEARS
 from llamarium.runtime.shell import on_host
 
 HEAD_SHARE = 0.10
-"""How much of the KL divergence that the layers cost the head may add, for "auto"."""
+"""Maximum KL divergence that the head may add with "auto", as a share of that of the layers."""
 
 
 class CalibratedQuantizer(Quantizer):
-    """Quantizes a model layer by layer, with a sample of text for the methods in `CALIBRATED`, and measures it.
+    """A quantizer that works layer by layer, with a sample of text for the methods in `CALIBRATED`.
 
-    `windows_BT` is the sample (`sample_windows`), int64, of which `num_compared` also go through the unquantized model
-    (`reference`). Other arguments and errors are those of `Quantizer`; OptionError if the method lacks its sample.
+    For other arguments and errors see `Quantizer`.
+
+    Args:
+        windows_BT: Token ids of the sample (`sample_windows`), int64.
+        num_compared: Number of windows that are also run through the unquantized model (`reference`).
+
+    Raises:
+        OptionError: If the method needs a sample, and there is none.
     """
 
     def __init__(
@@ -70,13 +77,13 @@ class CalibratedQuantizer(Quantizer):
             self._next_layer()
 
     def linear(self, key: str) -> Bytes:
-        """Take a layer's Linear, quantized: tiles."""
+        """Return the tiles of a layer's Linear, and release them; quantizes layers as needed."""
         while key not in self._tiles:
             self._next_layer()
         return self._tiles.pop(key)
 
     def table(self, key: str, type_name: str) -> Bytes:
-        """Quantize the embedding or the head, a tied one fitted to the head's inputs: tiles."""
+        """Quantize the embedding or the head to tiles; a head, tied or not, is fitted to its inputs."""
         importance = None
         if self.recipe.method in CALIBRATED and (key == HEAD or self.checkpoint.config.tie_word_embeddings):
             self.quantize_layers()
@@ -85,7 +92,7 @@ class CalibratedQuantizer(Quantizer):
         return self.quantize(key, self.read(key), type_name, importance)
 
     def model(self, head_type: str | None) -> LlamaForCausalLM:
-        """Return the quantized model in float32, to measure it; `head_type` None keeps head and embedding."""
+        """Return the quantized model, with other weights in float32; `head_type` None keeps head and embedding."""
         self.quantize_layers()
         model = empty_model(self.checkpoint.config)
         for key, tiles in self._tiles.items():
@@ -102,7 +109,7 @@ class CalibratedQuantizer(Quantizer):
         return model.eval().requires_grad_(False)
 
     def reference(self) -> Tensor:
-        """Return the unquantized model's normalised hidden states of the windows to compare, (B, T, D) float32."""
+        """Return the unquantized model's normalized hidden states of the compared windows, float32 (B, T, D)."""
         self.quantize_layers()
         assert self._reference_BTD is not None
         return self._norm(self._reference_BTD)
@@ -145,11 +152,11 @@ class CalibratedQuantizer(Quantizer):
                 set_bias(layer.get_submodule(name), bias.detach())
         if self._hidden_BTD is not None:
             self._hidden_BTD = self._run(layer, self._hidden_BTD)
-        self._scaffold.model.layers[index] = nn.Identity()  # frees the layer's norms and gives up the Linears
+        self._scaffold.model.layers[index] = nn.Identity()  # frees the layer's memory
         self._num_layers_done += 1
 
     def _look(self, layer: LlamaDecoderLayer) -> InputStatistics | None:
-        """Run the sample through the unquantized layer, for its inputs and for the reference."""
+        """Run the sample through the unquantized layer, for input statistics and the reference."""
         if self._reference_BTD is not None:
             self._reference_BTD = self._run(layer, self._reference_BTD)
         if self._hidden_BTD is None or self.recipe.method not in CALIBRATED:
@@ -182,10 +189,13 @@ def _set(module: nn.Module, key: str, values: Tensor) -> None:
 
 
 def choose_head(quantizer: CalibratedQuantizer, windows_BT: Tensor) -> tuple[str, dict[str | None, float]]:
-    """Choose the type of the head and the embedding by what it adds to the KL divergence on some windows.
+    """Choose the type of the head and the embedding by its effect on the KL divergence on some windows.
 
-    Returns the smallest type whose divergence is at most `HEAD_SHARE` above that of an unquantized head, else the one
-    with the least; and the divergence of each type tried, nats per token. Remaining layers are quantized first.
+    Remaining layers are quantized first.
+
+    Returns:
+        The smallest type whose divergence is at most `HEAD_SHARE` above that of an unquantized head, or else the type
+        with the smallest divergence; and the divergence of each tested type, in nats per token.
     """
     types = sorted(FITTED_FORMATS, key=lambda name: FORMATS[name].bits_per_weight)
     reference_BTD = quantizer.reference()
@@ -200,7 +210,7 @@ def choose_head(quantizer: CalibratedQuantizer, windows_BT: Tensor) -> tuple[str
 
 @torch.inference_mode()
 def _mean_kl(model: LlamaForCausalLM, windows_BT: Tensor, original: LlamaForCausalLM, reference_BTD: Tensor) -> float:
-    """Return a model's mean KL from the original, of which the hidden states and the head are given."""
+    """Return the mean KL divergence from the original model, given its hidden states and head, in nats per token."""
     total, count = 0.0, 0
     positions_1T = torch.arange(windows_BT.shape[1]).unsqueeze(0)
     for ids_T, reference_TD in zip(windows_BT, reference_BTD, strict=True):

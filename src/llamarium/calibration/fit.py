@@ -1,18 +1,18 @@
-"""Quantize weights to the packed formats: to the nearest level, or with scales fitted to the error.
+"""Quantization to the packed types: rounding to nearest, or with scales fitted to minimize the error.
 
-Rounding to nearest takes a group's scale from its largest weight, which is rarely best: with a smaller scale that
-weight is clipped, while 31 others come closer to their levels. So several scales are tried. For each, every weight
-takes its nearest level; for these levels the best scale (and minimum) solves a small least-squares problem. Alternating
-the two never raises the error.
+Rounding to nearest determines a group's scale by its largest weight, which is rarely optimal: a smaller scale clips
+that weight, but may bring the other 31 closer to their levels. Therefore several scales are tried. For each, every
+weight takes its nearest level; for these levels the optimal scale (and minimum) solves a small least-squares problem.
+Alternating the two never increases the error.
 
     error = sum over the group of importance_c * (w_c - scale * level_c - minimum)^2
 
-`importance` is the cost of a squared error in a column, the mean square of that column's inputs: then the error of the
-product x W^T is minimized, as far as inputs are independent. The error includes float16's rounding of the scale, and
-the result is never worse than rounding to nearest, which is among the candidates.
+`importance` is the cost of a squared error in a column. With the mean square of that column's inputs, the error of the
+product x W^T is minimized, if inputs are independent. The error includes rounding of the scale to float16. The result
+is never worse than rounding to nearest, which is one of the candidates.
 
-Source: the search over scales of llama.cpp's `ggml-quants.c` (`make_qx_quants`, `make_qkx3_quants`), solved by groups
-at once; the weighting is that of its importance matrix.
+Source: the search over scales of llama.cpp's `ggml-quants.c` (`make_qx_quants`, `make_qkx3_quants`), vectorized over
+groups; the weighting is that of its importance matrix.
 """
 
 import math
@@ -35,24 +35,24 @@ Halves = NDArray[np.float16]
 Bytes = NDArray[np.uint8]
 
 FITTED_FORMATS = ("Q4_0", "IQ4_NL", "Q4_1", "Q8_0")
-"""The formats that are made here, by name."""
+"""The types that can be fitted, by name."""
 
-# Weights that are worked on at a time: their float32 copies stay in a core's cache.
+# Weights processed at a time; their float32 copies stay in a core's cache.
 _PIECE_WEIGHTS = 2**16
-# Scales that are tried, as multiples of the range that the levels span: below 1 the range reaches beyond the largest
-# weight, above 1 it cuts it off. More of them gain less than a hundredth on normally distributed weights.
+# Candidates of the scale, as the ratio of the weights' range to that of the levels: above 1 the largest weight is
+# clipped. More candidates gain less than 1 % on normally distributed weights.
 _REACHES = {16: tuple(0.75 + 0.05 * i for i in range(9)), 256: (0.98, 0.99, 1.0, 1.01)}
-_ROUNDS = 3  # of nearest levels and least squares, from the best of those
+_ROUNDS = 3  # alternations of nearest levels and least squares, from the best candidate
 _FLOAT16_MAX = 65504.0
 
 
 class GroupFit(NamedTuple):
-    """n groups as a format stores them.
+    """The codes, scales and minima of n groups.
 
     Attributes:
         codes: uint8, (n, 32).
         scale: float16, (n, 1).
-        minimum: float16, (n, 1); None where the format has none.
+        minimum: float16, (n, 1); None if the type has no minimum.
     """
 
     codes: Bytes
@@ -64,16 +64,16 @@ def fit(weight: Floats, format: PackedFormat, *, importance: Floats | None = Non
     """Quantize a weight.
 
     Args:
-        weight: float32, (out, in); `in` a multiple of 32.
+        weight: float32 (out, in); `in` must be a multiple of 32.
         format: One of `FITTED_FORMATS`.
-        importance: (in,), the cost of a squared error in each column; None is 1 for all.
-        search: Fit the scales; False rounds to nearest, byte for byte like GGUF's Q4_0, Q4_1 and Q8_0.
+        importance: Cost of a squared error in each column, (in,); None means 1 for all.
+        search: Fit the scales; False rounds to nearest, byte-identical to llama.cpp's Q4_0, Q4_1 and Q8_0.
 
     Returns:
-        Tiles, uint8, (panels, in / 32, bytes of a tile).
+        Tiles, uint8 (panels, in / 32, bytes per tile).
 
     Raises:
-        OptionError: For another format, rows that are no multiple of 32, or an invalid importance.
+        OptionError: For another type, rows that are not a multiple of 32, or an invalid importance.
         CheckpointError: If weights are NaN, infinite, or too large for float16 scales.
     """
     check_format(format, weight.shape[1])
@@ -82,7 +82,7 @@ def fit(weight: Floats, format: PackedFormat, *, importance: Floats | None = Non
 
     def piece(rows: slice) -> Bytes:
         groups = weight[rows].reshape(-1, GROUP)
-        with np.errstate(all="ignore"):  # a trial that overflows has an error of NaN, and is not chosen
+        with np.errstate(all="ignore"):  # a candidate that overflows has an error of NaN and is not chosen
             found = nearest_groups(groups, format)
             if search:
                 found = fit_groups(groups, np.tile(columns, (len(groups) // len(columns), 1)), format, found)
@@ -96,7 +96,7 @@ def fit(weight: Floats, format: PackedFormat, *, importance: Floats | None = Non
 
 
 def nearest_groups(groups: Floats, format: PackedFormat) -> GroupFit:
-    """Round groups (n, 32), float32, to nearest, with the scale of the largest weight."""
+    """Quantize groups, float32 (n, 32), by rounding to nearest, with scales from the largest weights."""
     if format.levels is not None:
         scale = (largest_of(groups) / np.float32(format.levels[0])).astype(np.float16)
         return GroupFit(nearest_codes(groups, scale, None, format), scale, None)
@@ -112,14 +112,21 @@ def nearest_groups(groups: Floats, format: PackedFormat) -> GroupFit:
 
 
 def fit_groups(groups: Floats, costs: Floats, format: PackedFormat, best: GroupFit) -> GroupFit:
-    """Find codes, scales and minima of the least weighted squared error, at most that of `best`; (n, 32) each."""
+    """Fit codes, scales and minima to minimize the weighted squared error, which is at most that of `best`.
+
+    Args:
+        groups: Weights, float32 (n, 32).
+        costs: Cost of a squared error of each weight, (n, 32).
+        format: The type.
+        best: The first candidate.
+    """
     least = _error(groups, costs, best, format)
     scale, minimum = _best_start(groups, costs, format)
     for _ in range(_ROUNDS):
         halves = scale.astype(np.float16), minimum.astype(np.float16) if format.has_minimum else None
         trial = GroupFit(nearest_codes(groups, *halves, format), *halves)
         error = _error(groups, costs, trial, format)
-        better = error < least  # False where the trial's scale overflowed and its error is NaN
+        better = error < least  # False if the scale overflowed, because the error is NaN
         pairs: Any = zip(trial, best, strict=True)
         chosen: Any = [None if old is None else np.where(better, new, old) for new, old in pairs]
         best = GroupFit(*chosen)
@@ -129,13 +136,13 @@ def fit_groups(groups: Floats, costs: Floats, format: PackedFormat, best: GroupF
 
 
 def nearest_codes(values: Floats, scale: Halves, minimum: Halves | None, format: PackedFormat) -> Bytes:
-    """Return the code of the level nearest to each weight, uint8; scale and minimum are float16 and broadcast."""
+    """Return the code of each weight's nearest level, uint8; scale and minimum are float16 and broadcast."""
     shifted = values if minimum is None else values - minimum.astype(np.float32)
     return _codes(shifted * inverse_of(scale.astype(np.float32)), format)
 
 
 def check_format(format: PackedFormat, num_columns: int) -> None:
-    """Check that a format is made here and fits the columns; OptionError if not."""
+    """Check that a type can be fitted and its blocks fit the number of columns; OptionError if not."""
     if format.name not in FITTED_FORMATS:
         raise OptionError(f"{format.name} is read but not made; expected one of {', '.join(FITTED_FORMATS)}")
     if num_columns % GROUP:
@@ -143,7 +150,7 @@ def check_format(format: PackedFormat, num_columns: int) -> None:
 
 
 def check_values(weight: Floats) -> None:
-    """Check that every weight fits float16 scales; CheckpointError for NaN, infinite or larger ones."""
+    """Check that all weights are finite and within the range of float16; CheckpointError if not."""
     smallest, largest = float(weight.min()), float(weight.max())  # NaN if one weight is
     if not (math.isfinite(smallest) and math.isfinite(largest)):
         num_bad = int(np.count_nonzero(~np.isfinite(weight)))
@@ -156,7 +163,7 @@ def check_values(weight: Floats) -> None:
 
 
 def check_importance(importance: Floats | None, num_columns: int) -> Floats:
-    """Return the cost of an error in each column, float32 (in,), 1 on average; OptionError if it is invalid."""
+    """Return the cost of an error in each column, float32 (in,), normalized to mean 1; OptionError if invalid."""
     even = np.ones(num_columns, np.float32)
     if importance is None:
         return even
@@ -169,7 +176,7 @@ def check_importance(importance: Floats | None, num_columns: int) -> Floats:
 
 
 def _best_start(groups: Floats, costs: Floats, format: PackedFormat) -> tuple[Floats, Floats]:
-    """Try scales, each after one least-squares solution: the best scale and minimum, float32 (n, 1) each."""
+    """Return the best scale and minimum after one least-squares step from each candidate, float32 (n, 1) each."""
     scale = minimum = np.zeros((len(groups), 1), np.float32)
     least = np.full((len(groups), 1), np.inf, np.float32)
     for start_scale, start_minimum in _starts(groups, format):
@@ -184,7 +191,7 @@ def _best_start(groups: Floats, costs: Floats, format: PackedFormat) -> tuple[Fl
 
 
 def _starts(groups: Floats, format: PackedFormat) -> Iterator[tuple[Floats, Floats]]:
-    """Yield scales and minima, (n, 1) each, with which the levels span about the weights' range."""
+    """Yield candidates of scale and minimum, (n, 1) each, with which the levels span about the weights' range."""
     reaches = _REACHES[format.num_levels]
     if format.has_minimum:
         low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
@@ -194,7 +201,7 @@ def _starts(groups: Floats, format: PackedFormat) -> Iterator[tuple[Floats, Floa
         return
     largest: Floats = largest_of(groups)
     zero = np.zeros((1, 1), np.float32)
-    # The end with the lowest level is the longer one. Uneven levels lie differently at each end: both are tried.
+    # The lowest level has the largest magnitude. Uneven levels are not symmetric, so both ends are tried.
     ends = (-format.zero,) if format.levels is None else (format.levels[0], format.levels[-1])
     for end in ends:
         for reach in reaches:
@@ -202,7 +209,7 @@ def _starts(groups: Floats, format: PackedFormat) -> Iterator[tuple[Floats, Floa
 
 
 def _solve(groups: Floats, levels: Floats, costs: Floats, format: PackedFormat) -> tuple[Floats, Floats]:
-    """Return the scale and minimum of the least error for given levels: (n, 1) each, 0 where they are undetermined."""
+    """Return the least-squares scale and minimum for given levels, (n, 1) each, 0 where undetermined."""
     if not format.has_minimum:
         weighted = levels * costs
         scale = _ratio(_sum(weighted * groups), _sum(weighted * levels))
@@ -220,7 +227,7 @@ def _error(groups: Floats, costs: Floats, found: GroupFit, format: PackedFormat)
 
 
 def dequantized(codes: Bytes, scale: Halves, minimum: Halves | None, format: PackedFormat) -> Floats:
-    """Return the weights that codes stand for, float32; scale and minimum broadcast."""
+    """Dequantize codes to float32; scale and minimum broadcast."""
     values = _values(codes, format) * scale.astype(np.float32)
     return values if minimum is None else values + minimum.astype(np.float32)
 
@@ -235,7 +242,7 @@ def _codes(scaled: Floats, format: PackedFormat) -> Bytes:
 
 @cache
 def _nearest(format: PackedFormat) -> Bytes:
-    """Return the code for values in ((k - 1) / 2, k / 2], k from -255 to 256; borders are multiples of 1 / 2."""
+    """Return the codes of values in ((k - 1) / 2, k / 2], for k from -255 to 256; borders are multiples of 1 / 2."""
     levels = np.array(format.levels, np.float32)
     borders = (levels[1:] + levels[:-1]) / 2
     return np.searchsorted(borders, np.arange(-256, 256) / 2, side="right").astype(np.uint8)

@@ -1,17 +1,18 @@
 """GPTQ: the error of rounding one column is compensated in the columns after it.
 
-What counts in a Linear is its output. With inputs X (one row a token), a quantized weight Q in place of W costs
+GPTQ minimizes the error of a Linear's output. For inputs X (one row per token), the error of a quantized weight Q
+instead of W is
 
     |X (W - Q)^T|^2 = sum over rows of (w - q) G (w - q)^T,        G = X^T X
 
-so columns with correlated inputs can balance each other's errors. Columns are rounded from first to last; after each,
-the remaining columns move to where this sum is least given the rounded ones. That move is a row of U, the upper
-Cholesky factor of G's inverse: with e = (w_j - q_j) / U_jj, the remaining columns lose e * U_j.
+so columns with correlated inputs can compensate each other's errors. Columns are rounded from first to last; after
+each, the remaining columns are updated to minimize this sum given the rounded ones. The update is a row of U, the upper
+Cholesky factor of G's inverse: with e = (w_j - q_j) / U_jj, e * U_j is subtracted from the remaining columns.
 
-A group's scale is fitted when its first column is reached, on the weights as moved so far, with costs 1 / U_jj^2: the
-cost of an error in column j after the later columns have compensated it.
+A group's scale is fitted when its first column is reached, to the updated weights, with costs 1 / U_jj^2: the cost of
+an error in column j after the later columns have compensated it.
 
-G is damped before it is inverted, as with fewer tokens than columns it is singular.
+G is damped before it is inverted, because it is singular with fewer tokens than columns.
 
 Source: Frantar, Ashkboos, Hoefler, Alistarh 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
 Transformers", algorithm 1; groups and damping as in section 4 and the authors' code.
@@ -35,7 +36,7 @@ from llamarium.quant.formats import GROUP, PackedFormat
 from llamarium.quant.packing import pack_groups
 
 DAMPING = 0.01
-"""What is added to G's diagonal, as a share of its mean; the paper's 1 %."""
+"""Value added to G's diagonal, as a share of its mean; 1 % as in the paper."""
 
 _MOST_DAMPING = 1.0
 
@@ -44,13 +45,17 @@ def gptq(weight: Floats, gram: Floats, format: PackedFormat, *, damping: float =
     """Quantize a weight for given inputs.
 
     Args:
-        weight: float32, (out, in); `in` a multiple of 32.
-        gram: X^T X of its inputs, (in, in), of any scale.
+        weight: float32 (out, in); `in` must be a multiple of 32.
+        gram: X^T X of its inputs, (in, in), at any scale.
         format: One of `fit.FITTED_FORMATS`.
-        damping: Share of the diagonal's mean that is added to it; increased tenfold, up to 1, until it inverts.
+        damping: Share of the diagonal's mean that is added to it; increased tenfold, up to 1, until G is invertible.
 
     Returns:
-        Tiles, as `fit`; errors, too, and OptionError for an invalid gram.
+        Tiles, uint8 (panels, in / 32, bytes per tile).
+
+    Raises:
+        OptionError: As `fit`, and for an invalid `gram`.
+        CheckpointError: As `fit`.
     """
     check_format(format, weight.shape[1])
     check_values(weight)
@@ -59,7 +64,7 @@ def gptq(weight: Floats, gram: Floats, format: PackedFormat, *, damping: float =
     if not np.isfinite(gram).all():
         raise OptionError("gram has values that are NaN or infinite; expected X^T X of finite inputs")
     factor = inverse_factor(gram, damping)
-    left = np.array(weight.T, np.float32, order="C")  # (in, out): what the columns still have to stand for
+    left = np.array(weight.T, np.float32, order="C")  # (in, out): weights with the updates so far
     codes = np.empty(left.shape, np.uint8)
     scales: list[Halves] = []
     minima: list[Halves] = []
@@ -79,14 +84,17 @@ def gptq(weight: Floats, gram: Floats, format: PackedFormat, *, damping: float =
 
 
 def inverse_factor(gram: Floats, damping: float) -> Floats:
-    """Return U, upper triangular, with U^T U the inverse of the damped gram: (in, in) float32; OptionError if none."""
+    """Return the upper triangular U with U^T U = inverse of the damped gram, float32 (in, in).
+
+    OptionError if it cannot be inverted.
+    """
     gram = gram.astype(np.float32)
     diagonal = np.einsum("ii->i", gram)
-    diagonal[diagonal == 0] = 1  # a column without input: any positive number leaves it to itself
+    diagonal[diagonal == 0] = 1  # a column without input: any positive value decouples it
     mean = diagonal.mean()
     while True:
         damped = gram + np.float32(damping * mean) * np.eye(len(gram), dtype=np.float32)
-        try:  # Cholesky from the last column to the first gives R, upper, with R R^T = G; U is its inverse
+        try:  # the reversed Cholesky factor is an upper triangular R with R R^T = G; U is its inverse
             return np.linalg.inv(np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1])
         except np.linalg.LinAlgError:
             if damping >= _MOST_DAMPING:
@@ -100,9 +108,10 @@ def inverse_factor(gram: Floats, damping: float) -> Floats:
 def _round_columns(
     left: Floats, codes: Bytes, scale: Halves, minimum: Halves | None, format: PackedFormat, corner: Floats
 ) -> Floats:
-    """Round a group's columns one by one into `codes`; return the errors, (32, out), for later groups to compensate.
+    """Round a group's columns one by one into `codes`; return the errors, (32, out), to compensate in later groups.
 
-    `left` and `codes` are (32, out), changed in place; scale and minimum (out, 1); `corner` is the group's part of U.
+    `left` and `codes` are (32, out) and changed in place; scale and minimum are (out, 1); `corner` is the group's part
+    of U.
     """
     errors = np.empty_like(left)
     scale, minimum = scale[:, 0], None if minimum is None else minimum[:, 0]

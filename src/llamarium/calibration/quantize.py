@@ -1,9 +1,9 @@
-"""`quantize()`: make a packed folder of a model, which a CPU runs as stored.
+"""`quantize()`: write a model as a packed folder, whose weights the CPU kernels use as stored.
 
-The layers' Linears get the given type. The head (and the embedding, which a tied model shares with it) is
-chosen separately: it is large where the vocabulary is, all of it is read for each token, and its rounding errors go
-straight into the probabilities. "auto" takes the smallest type with which the model's KL divergence from the original,
-on windows of the calibration text, is at most a tenth more than with an unquantized head.
+The layers' Linears get the given type. The type of the head (and of the embedding, which a tied model shares with it)
+is separate: a large vocabulary makes it large, all of it is read for each token, and its errors directly affect the
+probabilities. "auto" selects the smallest type with which the model's KL divergence from the original, on windows of
+the calibration text, is at most 10 % higher than with an unquantized head.
 """
 
 import math
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 SAMPLES, CONTEXT = 64, 512
-"""Windows to calibrate with, and their tokens."""
+"""Default number of calibration windows, and tokens per window."""
 
 _DEFAULT_HEAD = "Q8_0"
 _MOST_SAMPLES = 100_000
-_COMPARED_TOKENS = 4096  # on which "auto" compares heads; more would cost minutes with 128,256 words
+_COMPARED_TOKENS = 4096  # for "auto"; more would take minutes with a vocabulary of 128,256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,15 @@ class Quantized:
     """Result of `quantize`.
 
     Attributes:
-        type: Of the layers' Linears.
-        head: Type of the head and the embedding; "F16" where their rows are no whole number of groups of 32.
-        method: How the scales were found.
-        num_weights: In all matrices.
-        bits_per_weight: Of all matrices, scales included, and those that stay in F16.
-        head_kl: With "auto": KL from the original, nats per token, by the head's type; None is an unquantized head.
+        path: The packed folder.
+        type: Type of the layers' Linears.
+        head: Type of the head and the embedding; "F16" if their rows are not a multiple of 32.
+        method: Quantization method.
+        num_weights: Number of weights in all matrices.
+        num_bytes: Size of the folder's files.
+        bits_per_weight: Average over all matrices, including scales and matrices in F16.
+        head_kl: With "auto", KL divergence from the original in nats per token, by type of the head; None for an
+            unquantized head.
     """
 
     path: Path
@@ -74,28 +77,35 @@ def quantize(
     progress: Callable[[int, int], None] | None = None,
     layer_done: Callable[[int, int], None] | None = None,
 ) -> Quantized:
-    """Quantize a model and write it as a packed folder, which `load` takes; LlamariumError if that cannot be done.
+    """Quantize a model and write it as a packed folder, which `load` can read.
 
-    A UserWarning names matrices whose columns are no multiple of 32: they are written in F16.
+    A UserWarning names matrices whose number of columns is not a multiple of 32; they are written in F16.
 
     >>> llamarium.quantize("shakespeare-char", "packed", type="Q8_0").bits_per_weight
     8.5
 
     Args:
-        model: As for `load`: a name, a folder, a file.
-        out: The folder to make; there must be none, but for `force`.
-        type: Of the layers' Linears: "Q4_0", "IQ4_NL", "Q4_1" or "Q8_0", in capital letters or not.
-        head: Of the head and the embedding: a type; "auto" chooses by measurement on a `calibration`; None is "auto"
-            with one, else "Q8_0".
-        method: "nearest", "fit", "importance" or "gptq"; the last two need a `calibration`. None is "gptq" with one,
-            else "fit".
-        calibration: A text like those that the model is for, or the `Path` of one; a few hundred kB are enough.
-        samples: Windows of it that are used.
-        context: Tokens of a window; None is 512, or the model's whole context where that is shorter.
-        requantize: Allow a model that is quantized already, at the price of both errors.
-        force: Replace a model's folder that is there.
-        progress: Called with (weights done, weights in all).
-        layer_done: Called with (layers done, layers in all) when all of a layer is quantized.
+        model: As for `load`: a name, a folder or a file.
+        out: Output folder; must not exist unless `force` is set.
+        type: Type of the layers' Linears: "Q4_0", "IQ4_NL", "Q4_1" or "Q8_0", in upper or lower case.
+        head: Type of the head and the embedding, or "auto" to choose it by measurement with a `calibration`. None
+            means "auto" with a `calibration`, else "Q8_0".
+        method: "nearest", "fit", "importance" or "gptq"; the last two need a `calibration`. None means "gptq" with a
+            `calibration`, else "fit".
+        calibration: A text similar to those that the model is used for, or the `Path` of a text file; a few hundred
+            kB are enough.
+        samples: Number of calibration windows.
+        context: Tokens per window; None means 512, or the model's whole context if that is shorter.
+        requantize: Allow a model that is already quantized; the errors add up.
+        force: Replace an existing model folder.
+        progress: Called with (weights done, total weights).
+        layer_done: Called with (layers done, total layers) when a layer is quantized.
+
+    Returns:
+        Types, sizes and measurements.
+
+    Raises:
+        LlamariumError: If the model cannot be read or quantized, the options do not fit, or `out` cannot be written.
     """
     method = method or ("fit" if calibration is None else "gptq")
     type = chosen_type("type", type, FITTED_FORMATS)
@@ -118,7 +128,7 @@ def _save(
     recipe: dict[str, str],
     windows_BT: "Tensor | None",
 ) -> None:
-    """Write the weights, and what else the model has; `recipe` is kept with them, and the size of the sample."""
+    """Write the weights with config and tokenizer; `recipe` and the size of the sample are stored in the file."""
     if windows_BT is not None:
         recipe |= {"samples": str(len(windows_BT)), "context": str(windows_BT.shape[1])}
     save_packed(
@@ -132,7 +142,7 @@ def _save(
 
 
 class _Watch(TypedDict):
-    """Callbacks for a quantizer's progress: layers and rows that are done, and how many there are."""
+    """Callbacks for a quantizer's progress, by weights and by layers."""
 
     progress: Callable[[int, int], None] | None
     layer_done: Callable[[int, int], None] | None
@@ -145,7 +155,7 @@ def _quantizer(
     windows_BT: "Tensor | None",
     watch: _Watch,
 ) -> tuple[Quantizer, str, dict[str | None, float]]:
-    """Return a quantizer, the head's type, and the KL that it was chosen by."""
+    """Return a quantizer, the head's type, and with "auto" the KL divergence by type."""
     if opened.checkpoint.entries[EMBEDDING].shape[1] % GROUP:
         head = "F16"
     if windows_BT is None:

@@ -1,16 +1,16 @@
-"""Quantize a model on disk to packed formats, weight by weight.
+"""Quantization of a model on disk to packed types, weight by weight.
 
-Four methods, each better and slower than the one before:
+There are four methods, each more accurate and slower than the one before:
 
 | method     | scales                                                      | needs a text |
 |------------|-------------------------------------------------------------|--------------|
-| nearest    | of the largest weight of a group; round to nearest          |              |
-| fit        | of the least squared error (`calibration/fit.py`)          |              |
-| importance | of the least error weighted by the inputs' mean squares     | yes          |
-| gptq       | compensating earlier columns (`calibration/gptq.py`)       | yes          |
+| nearest    | from the largest weight of a group; rounding to nearest     |              |
+| fit        | minimize the squared error (`calibration/fit.py`)           |              |
+| importance | minimize the error weighted by the inputs' mean squares     | yes          |
+| gptq       | compensate errors of earlier columns (`calibration/gptq.py`) | yes         |
 
-Methods without a text quantize each weight when it is written, without PyTorch; `calibration/calibrated.py` adds the
-others.
+Methods that need no text quantize each weight when it is written, without PyTorch; `calibration/calibrated.py`
+implements the others.
 """
 
 import math
@@ -38,17 +38,17 @@ from llamarium.quant.packing import count_nonfinite, to_float32
 QuantizeMethod = Literal["nearest", "fit", "importance", "gptq"]
 METHODS: tuple[QuantizeMethod, ...] = get_args(QuantizeMethod)
 CALIBRATED: tuple[QuantizeMethod, ...] = ("importance", "gptq")
-"""The methods that need a text."""
+"""The methods that need a calibration text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to quantize a model.
+    """Settings of a quantization.
 
     Attributes:
-        type: Of the layers' Linears, one of `FITTED_FORMATS`.
+        type: Type of the layers' Linears, one of `FITTED_FORMATS`.
         method: One of `METHODS`.
-        requantize: Accept weights that are quantized already, unpacked.
+        requantize: Accept weights that are already quantized.
     """
 
     type: str
@@ -57,7 +57,18 @@ class Recipe:
 
 
 class Quantizer:
-    """Quantizes the model of a checkpoint by a method that needs no text."""
+    """A quantizer of a checkpoint, for methods that need no text.
+
+    Args:
+        checkpoint: The model.
+        recipe: Type and method.
+        progress: Called with (weights done, total weights).
+        layer_done: Called with (layers done, total layers).
+
+    Raises:
+        OptionError: If the recipe is invalid, or the model is quantized already.
+        CheckpointError: If a norm or bias has NaN or infinite values.
+    """
 
     def __init__(
         self,
@@ -74,17 +85,17 @@ class Quantizer:
         self._num_done, self._total = 0, sum(math.prod(entry.shape) for entry in fitting)
         self._left = Counter(entry.key.split(".")[2] for entry in fitting if entry.key.startswith("model.layers."))
         self._num_layers = len(self._left)
-        for key, entry in checkpoint.entries.items():  # norms, which are small, before any work
+        for key, entry in checkpoint.entries.items():  # norms and biases are small: check them first
             if len(entry.shape) == 1 and (num_bad := count_nonfinite(read_array(checkpoint, key))):
                 where = f"{escape(checkpoint.path)}: {key}"
                 raise CheckpointError(f"{where}: {num_bad} weights are NaN or infinite; mend the model")
 
     def fits(self, key: str) -> bool:
-        """Whether a matrix can be packed: its columns are a whole number of groups. Others stay in F16."""
+        """Return whether a matrix can be packed, i.e. its columns are a multiple of 32; others are written in F16."""
         return self.checkpoint.entries[key].shape[1] % GROUP == 0
 
     def weights(self, head_type: str) -> list[PackedWeight]:
-        """Return the weights to write, with a type for head and embedding; they are quantized when they are read."""
+        """Return the weights to write, with a type for head and embedding; each is quantized when it is written."""
         entries = self.checkpoint.entries
 
         def weight(key: str) -> PackedWeight:
@@ -100,15 +111,18 @@ class Quantizer:
         return [weight(key) for key in sorted(entries, key=lambda key: key in (EMBEDDING, HEAD))]  # these last
 
     def linear(self, key: str) -> Bytes:
-        """Quantize a layer's Linear: tiles."""
+        """Quantize a layer's Linear to tiles."""
         return self.quantize(key, self.read(key), self.recipe.type)
 
     def table(self, key: str, type_name: str) -> Bytes:
-        """Quantize the embedding or the head: tiles."""
+        """Quantize the embedding or the head to tiles."""
         return self.quantize(key, self.read(key), type_name)
 
     def quantize(self, key: str, weight: Floats, type_name: str, statistics: Floats | None = None) -> Bytes:
-        """Quantize a weight to tiles; errors name it. Statistics: the inputs' mean squares, or x x^T (in, in)."""
+        """Quantize a weight to tiles; errors name its key.
+
+        `statistics` of the inputs are the mean squares, (in,), or the mean of x x^T, (in, in).
+        """
         format = PACKED_FORMATS[type_name]
         try:
             if statistics is not None and statistics.ndim == 2:
@@ -132,18 +146,18 @@ class Quantizer:
             self._layer_done(sum(left == 0 for left in self._left.values()), self._num_layers)
 
     def float16(self, key: str) -> NDArray[np.float16]:
-        """Return a matrix in F16; CheckpointError if values are beyond its range."""
+        """Read a matrix in float16; CheckpointError if values are beyond its range."""
         values = self.read(key)
         check_fits_float16(values, f"{escape(self.checkpoint.path)}: {key}")
         return values.astype(np.float16)
 
     def read(self, key: str) -> NDArray[np.float32]:
-        """Return a weight in float32."""
+        """Read a weight in float32."""
         return to_float32(read_array(self.checkpoint, key))
 
 
 def check_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
-    """Check that a model can be quantized so; OptionError if not."""
+    """Check that a model can be quantized with a recipe; OptionError if not. Warns of matrices that stay in F16."""
     for name, value, known in (("type", recipe.type, FITTED_FORMATS), ("method", recipe.method, METHODS)):
         if value not in known:
             raise OptionError(f"{name} is {show_value(value)}; expected one of {', '.join(known)}")
