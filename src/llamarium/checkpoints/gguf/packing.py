@@ -1,7 +1,7 @@
-"""Blocks of a GGUF file, put into the C kernels' tiles as they are read, in threads of their own.
+"""Packing of a GGUF file's blocks into tiles for the C kernels, in background threads.
 
-A thread reads a piece of the file, packs it, and takes the next piece of any weight. So weights are in memory once, all
-cores have work until the end, and Python computes meanwhile: it builds the tokenizer.
+Each thread reads a piece of the file, packs it, and takes the next piece of any weight. Weights are in memory only
+once, all cores are busy until the end, and Python can build the tokenizer meanwhile.
 """
 
 import math
@@ -30,14 +30,14 @@ _PAUSE_S = 0.02
 
 
 class FilePacking:
-    """Packing that has begun; leaving the context ends it.
+    """A packing in progress; leaving the context stops it.
 
     Attributes:
-        weights: The weights by key, whose tiles are there after `wait`.
+        weights: Weights by key; their tiles are complete after `wait`.
     """
 
     def __init__(self, checkpoint: GGUFCheckpoint, keys: Iterable[str]) -> None:
-        """Take memory for the tiles of some weights, whose types are in `PACKED_FORMATS`, and begin to fill it."""
+        """Allocate the tiles of weights whose types are in `PACKED_FORMATS`, and start to fill them."""
         self._path = checkpoint.path
         self._open_files = ExitStack()
         self.weights = _empty_weights(checkpoint, keys)
@@ -61,9 +61,11 @@ class FilePacking:
         self._open_files.close()
 
     def wait(self, tell: Callable[[int], None]) -> None:
-        """Wait until all tiles are there; `tell` is called now and then with the bytes that were read so far.
+        """Wait until all tiles are complete; `tell` is called repeatedly with the bytes read so far.
 
-        CheckpointError if a file has ended early; MemoryBudgetError without memory to read into.
+        Raises:
+            CheckpointError: If a file ends early.
+            MemoryBudgetError: If there is not enough memory for buffers.
         """
         waiting = set(self._calls)
         while waiting:
@@ -73,7 +75,7 @@ class FilePacking:
             tell(self._state.num_bytes)
 
     def num_nonfinite(self, key: str) -> int:
-        """Return how many numbers of a weight are NaN or infinite."""
+        """Return the number of NaN or infinite values of a weight."""
         return self._num_nonfinite[key].value
 
     def _places(self, checkpoint: GGUFCheckpoint) -> native.FileMatrices:

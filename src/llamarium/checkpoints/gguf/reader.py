@@ -47,11 +47,12 @@ LAYER_NAMES = {**_WEIGHT_NAMES, **_BIAS_NAMES}
 
 
 class FilePlace(NamedTuple):
-    """Where a weight's rows lie.
+    """The location of a weight's rows.
 
     Attributes:
-        offset: In the file, in bytes.
-        head_rows: Rows of a head whose pairs of RoPE are interleaved in the file, as `unpermute` says; 0: none are.
+        path: File.
+        offset: Offset in the file, in bytes.
+        head_rows: Rows per head if rows are in interleaved RoPE order (see `unpermute`), else 0.
     """
 
     path: Path
@@ -101,12 +102,12 @@ class GGUFCheckpoint:
         return StoredTensor(entry.dtype, entry.shape, rows)
 
     def place(self, key: str) -> FilePlace:
-        """Return where the blocks of a weight lie that is in the file."""
+        """Return the location of a weight's blocks."""
         tensor, heads = self._tensors[self.entries[key].name], permuted_heads(key, self.config)
         return FilePlace(tensor.path, tensor.offset, 0 if heads is None else tensor.shape[0] // heads)
 
     def check_unchanged(self) -> None:
-        """Check that the files are still what was opened; see `Checkpoint.check_unchanged`."""
+        """See `Checkpoint.check_unchanged`."""
         for file in self._files.values():
             file.check_unchanged()
 

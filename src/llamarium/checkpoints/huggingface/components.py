@@ -1,8 +1,8 @@
-"""The tensors that together are one quantized weight, checked by their headers before anything is read.
+"""Quantized weights that consist of several tensors, validated by their headers before anything is read.
 
-Quantized checkpoints replace `X.weight` by several tensors: `X.qweight`, `X.qzeros`, `X.scales`, ... A format
-(`awq.py`, `gptq.py`, `compressed.py`, `fp8.py`) knows which and in which shapes, and makes a `WeightGroup` of them,
-which the reader shows as one entry.
+Quantized checkpoints replace `X.weight` by several tensors: `X.qweight`, `X.qzeros`, `X.scales`, ... Each format
+(`awq.py`, `gptq.py`, `compressed.py`, `fp8.py`) defines their names and shapes, and combines them into a `WeightGroup`,
+which the reader returns as one entry.
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +46,7 @@ class Components:
 
     @property
     def num_bytes(self) -> int:
-        """What all of them take."""
+        """Total size of the tensors."""
         return sum(tensor.num_bytes for _, tensor in self.tensors.values())
 
     def where(self, part: str) -> str:
@@ -56,16 +56,16 @@ class Components:
         return f"{escape(file.path)}: {escape(prefix + part, 120)}"
 
     def shape(self, part: str) -> Shape:
-        """Return the shape of a component, as the file says it."""
+        """Return the shape of a component in the file."""
         return self.tensors[part][1].shape
 
     def need(self, part: str, why: str) -> None:
-        """Check that a component is there."""
+        """Check that a component exists; CheckpointError if not."""
         if part not in self.tensors:
             raise CheckpointError(f"{self.where(part)} is missing; expected it {why}")
 
     def check(self, part: str, dtypes: Iterable[str], shapes: Iterable[Shape], why: str) -> None:
-        """Check that a component is there, with one of some dtypes and one of some shapes."""
+        """Check that a component exists, with one of the dtypes and one of the shapes; CheckpointError if not."""
         self.need(part, why)
         tensor, dtypes, shapes = self.tensors[part][1], tuple(dtypes), tuple(shapes)
         if tensor.dtype not in dtypes:
@@ -147,13 +147,13 @@ class ComponentGroup:
 
 
 class Scheme(ABC):
-    """How the weights of a folder are quantized, by its config.
+    """The quantization of a folder's weights, read from its config.
 
     Attributes:
-        marker: The last part of the name of a component that every quantized weight has.
-        marker_dtype: The dtype that tells a quantized weight under its plain name, `X.weight`; None if there is none.
-        parts: The last parts of all components' names, those of the codes first.
-        hints: Those of tensors about activations, which are not quantized here.
+        marker: Last part of the name of a component that every quantized weight has.
+        marker_dtype: Dtype that identifies a quantized weight with the plain name `X.weight`; None if there is none.
+        parts: Last parts of all components' names, codes first.
+        hints: Last parts of the names of tensors about activations, which are ignored.
     """
 
     marker: ClassVar[str]
@@ -163,11 +163,11 @@ class Scheme(ABC):
 
     @property
     def rounds_inputs(self) -> bool:
-        """Whether the config asks to quantize activations as well."""
+        """True if the config asks to quantize activations too."""
         return False
 
     def marks(self, part: str, dtype: str) -> bool:
-        """Return whether a tensor, by the last part of its name, tells a quantized weight."""
+        """Return whether a tensor, by the last part of its name and its dtype, identifies a quantized weight."""
         return part == self.marker if part != "weight" else dtype == self.marker_dtype
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""Which quantization a Hugging Face folder has, by its `quantization_config`; the others are refused by name.
+"""Detection of the quantization of a Hugging Face folder, by its `quantization_config`.
 
-AWQ, GPTQ, compressed-tensors, FP8 and bitsandbytes' NF4 are read. Older folders keep the config of AWQ and GPTQ in a
-file of its own, `quant_config.json` or `quantize_config.json`.
+AWQ, GPTQ, compressed-tensors, FP8 and bitsandbytes' NF4 are supported; other methods are errors that name them. Older
+folders have the config of AWQ and GPTQ in a separate file, `quant_config.json` or `quantize_config.json`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _NAMES = {
     "nvfp4": "NVFP4", "quanto": "Quanto", "quark": "AMD Quark", "sinq": "SINQ", "spqr": "SpQR", "torchao": "TorchAO",
     "vptq": "VPTQ", "metal": "MLX", "mlx": "MLX",
 }  # fmt: skip
-"""What the other methods are called."""
+"""Display names of unsupported methods."""
 
 
 def quantization_of(raw: Mapping[str, Any], source: Path) -> tuple[Mapping[str, Any] | None, Path]:
@@ -51,7 +51,7 @@ def quantization_of(raw: Mapping[str, Any], source: Path) -> tuple[Mapping[str, 
 
 
 def read_scheme(fields: Mapping[str, Any], source: Path) -> Scheme | None:
-    """Return how weights are quantized, None for NF4; UnsupportedFormatError names a method that is not read."""
+    """Return the quantization scheme, or None for NF4; UnsupportedFormatError for an unsupported method."""
     # Imported here: most folders are not quantized.
     from llamarium.checkpoints.huggingface.awq import AWQ
     from llamarium.checkpoints.huggingface.compressed import CompressedTensors
@@ -78,10 +78,10 @@ def read_scheme(fields: Mapping[str, Any], source: Path) -> Scheme | None:
 def read_groups(
     fields: Mapping[str, Any], source: Path, tensors: dict[str, Located], config: ModelConfig
 ) -> dict[str, WeightGroup]:
-    """Find a checkpoint's quantized weights, by key, and check all their tensors.
+    """Find and validate a checkpoint's quantized weights, and return them by key.
 
-    Tensors that are about activations are removed from `tensors`; a UserWarning says that activations are not
-    quantized.
+    Tensors about activations are removed from `tensors`. A UserWarning is issued if the config asks to quantize
+    activations.
     """
     scheme = read_scheme(fields, source)
     if scheme is None:
@@ -112,7 +112,7 @@ def _named(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _right_name(fields: Mapping[str, Any]) -> str:
-    """Return what people call a method that is not read."""
+    """Return the display name of an unsupported method."""
     method = fields.get("quant_method")
     if method == "bitsandbytes" or fields.get("load_in_8bit") is True:
         is_8bit = fields.get("load_in_8bit") is True

@@ -1,7 +1,7 @@
 """A Hugging Face folder as a `Checkpoint`: `config.json` and safetensors or `pytorch_model.bin`, one file or several.
 
-Keys need no mapping: they are ours. With a `quantization_config` the Linears lie in several tensors each, which
-`checkpoints/huggingface/methods.py` puts together; a quantization that is not read is refused by name.
+Keys need no mapping. With a `quantization_config` each Linear consists of several tensors, which
+`checkpoints/huggingface/methods.py` combines; an unsupported quantization is an error that names it.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ from llamarium.file_names import (
 )
 
 WEIGHT_FILES = (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX)
-"""What weights are in, or listed in; the first that exists counts."""
+"""Files with weights, or with an index of them; the first that exists is used."""
 
 
 class HuggingFaceCheckpoint:
@@ -70,12 +70,12 @@ class HuggingFaceCheckpoint:
         return StoredTensor(tensor.dtype, tensor.shape, rows)
 
     def check_unchanged(self) -> None:
-        """Check that all files are still what was opened; see `Checkpoint.check_unchanged`."""
+        """See `Checkpoint.check_unchanged`."""
         for file in self._files:
             file.check_unchanged()
 
     def _open(self, shards: Mapping[str, frozenset[str] | None]) -> None:
-        """Read every shard's table; of several tensors of one name, that in the shard that the index names counts."""
+        """Read the tables of all shards; of tensors with the same name, the one in the index's shard is used."""
         tables = {shard: _read_table(self.path / shard) for shard in shards}
         self._files = [next(iter(table.values()))[0] for table in tables.values() if table]
 

@@ -1,8 +1,8 @@
-"""A packed folder: weights on disk in the order in which a CPU uses them, looked at in place.
+"""The reader of packed folders: weights on disk in tiles for the C kernels, memory-mapped.
 
-It is a Hugging Face folder whose matrices are tiles (`parts_of_rows` in `quant/codes.py` has their layout). Loading one
-converts nothing and copies nothing: the file is mapped, a Linear's weight is a view of it, and the pages are those of
-the system's cache, so that every process on the machine shares them.
+A packed folder is a Hugging Face folder whose matrices are in tiles (see `parts_of_rows` in `quant/codes.py`). Loading
+converts and copies nothing: the file is mapped, a Linear's weight is a view of it, and its pages are in the system's
+page cache, which all processes on the machine share.
 
     config.json           Hugging Face's, with "quantization_config": {"quant_method": "llamarium"}
     model.safetensors     each packed matrix as U8 (panels, tiles, tile_bytes), everything else in floating point
@@ -10,12 +10,12 @@ the system's cache, so that every process on the machine shares them.
                           llamarium.layout     "16x32 little-endian": rows and columns of a tile, and how scales lie
                           llamarium.matrices   JSON, by tensor: {"format": "Q4_0", "rows": 2048}
                           llamarium.recipe     JSON, how the weights were made: texts by name
-    and what else a model has: generation_config.json, the tokenizer's files
+    and the other files of a model: generation_config.json, the tokenizer's files
 
 A tied model has no `lm_head.weight`: its head is the embedding's tiles.
 
-Everything is held against everything else when a folder is opened, because the kernels, which get addresses, check
-nothing. Scales are looked at when the model is loaded.
+All sizes are validated when a folder is opened, because the kernels receive addresses and check nothing. Scales are
+checked when the model is loaded.
 """
 
 import json
@@ -48,8 +48,8 @@ METHOD = "llamarium"
 
 VERSION, LAYOUT = "1", f"{TILE_ROWS}x{GROUP} little-endian"
 KEYS = {name: f"llamarium.{name}" for name in ("version", "layout", "matrices", "recipe")}
-_ALIGNMENT = 2  # bytes of a scale; the kernels read codes from anywhere
-# What folders of earlier versions call their types.
+_ALIGNMENT = 2  # bytes of a scale; codes need no alignment
+# Names of types in folders of earlier versions.
 _OLD_NAMES = {"q4": "Q4_0", "q4_min": "Q4_1", "q4_codebook": "IQ4_NL", "q8": "Q8_0"} | {
     name.lower(): name for name in ("Q4_K", "Q5_K", "Q6_K")
 }
@@ -57,7 +57,7 @@ _HOW = "make the folder anew from the original model: llamarium quantize"
 
 
 def is_packed_folder(path: Path) -> bool:
-    """Whether a folder's `config.json` says that its weights are packed; ConfigError if it cannot be read."""
+    """Return whether a folder's weights are packed, by its `config.json`; ConfigError if it cannot be read."""
     raw = read_json_object(path / CONFIG, CONFIG_LIMIT_BYTES).get("quantization_config")
     return isinstance(raw, dict) and cast(Mapping[str, Any], raw).get("quant_method") == METHOD
 
@@ -96,17 +96,17 @@ class PackedCheckpoint:
         return not self._file.view(self._tensors[entry.key].offset, entry.num_bytes).any()
 
     def check_unchanged(self) -> None:
-        """Check that the file is still what was opened; see `Checkpoint.check_unchanged`."""
+        """See `Checkpoint.check_unchanged`."""
         self._file.check_unchanged()
 
 
 def tiles_shape(rows: int, tiles: int, format: PackedFormat) -> tuple[int, int, int]:
-    """Return the shape of a matrix in tiles: panels, tiles of a panel, bytes of a tile."""
+    """Return the shape of a matrix in tiles: panels, tiles per panel, bytes per tile."""
     return -(-rows // TILE_ROWS), tiles, format.tile_bytes
 
 
 def check_machine(path: Path) -> None:
-    """Check that this machine keeps numbers as packed weights do."""
+    """Check that this machine is little-endian, like packed weights; UnsupportedFormatError if not."""
     if sys.byteorder != "little":
         raise UnsupportedFormatError(
             f"{escape(path)}: packed weights are little-endian, and this machine is big-endian; take the model unpacked"
@@ -136,7 +136,7 @@ def _json_object(file: Path, metadata: Mapping[str, str], name: str) -> dict[str
 
 
 def _entry(file: Path, tensor: SafetensorsTensor, matrix: Any) -> TensorEntry:
-    """Describe a tensor, with its logical shape; a tiled one is checked whole."""
+    """Return the entry of a tensor, with its logical shape, after validating its layout."""
     name, shape, dtype = tensor.name, tensor.shape, tensor.dtype
     if dtype not in FLOATS:
         format, rows = _matrix(file, name, matrix)

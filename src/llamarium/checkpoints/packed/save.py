@@ -1,4 +1,4 @@
-"""Writing a packed folder (`packed/folder.py` says what it is, and reads it)."""
+"""Writing packed folders; `packed/folder.py` describes and reads them."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +25,14 @@ _NAMES = {np.dtype(dtype): name for name, dtype in FLOATS.items()}
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight that is about to be written.
+    """A weight to write.
 
     Attributes:
-        shape: Its logical shape, (out, in), or a norm's (hidden,).
-        format: Its type's name in `PACKED_FORMATS`; None for a tensor that stays in floating point.
-        read: Makes tiles, uint8, or, without a format, values, bfloat16 as uint16. Called once: for tiles when they are
-            written, so that nothing holds two models; for values at the beginning, as the file's head has their type.
+        key: State-dict key.
+        shape: Logical shape, (out, in), or (hidden,) for a norm.
+        format: Name of its type in `PACKED_FORMATS`; None for a floating-point tensor.
+        read: Returns tiles, uint8, or without a format the values, bfloat16 as uint16. Called once: for tiles when they
+            are written, to bound memory; for values before that, because the header needs their dtype.
     """
 
     key: str
@@ -51,13 +52,13 @@ def save_packed(
 ) -> None:
     """Write a packed folder, synced to disk.
 
-    `weights` are in the order of writing; `recipe` says how they were made, as a record: {"matrices": "Q4_0",
-    "scales": "fitted", ...}. Other arguments and errors are those of `save_weights`.
+    `weights` are written in order; `recipe` records how they were made: {"matrices": "Q4_0", "scales": "fitted", ...}.
+    For other arguments and errors see `save_weights`.
 
     Raises:
-        CheckpointError: If weights and config disagree, or a scale is NaN or infinite.
-        OptionError: For a format or a dtype that is not written.
-        UnsupportedFormatError: On a machine that keeps numbers with the big end first.
+        CheckpointError: If weights do not match the config, or a scale is NaN or infinite.
+        OptionError: For an unsupported type or dtype.
+        UnsupportedFormatError: On a big-endian machine.
     """
     check_machine(folder)
     check_weights(folder, config, {weight.key: weight.shape for weight in weights})
