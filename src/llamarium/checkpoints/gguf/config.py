@@ -1,9 +1,9 @@
-"""A GGUF file's metadata as a `ModelConfig`.
+"""Conversion of a GGUF file's metadata to a `ModelConfig`.
 
-Two things need care. Numbers are float32, so 1e-5 comes back as 0.00000999999975: the shortest decimal that means the
-same float32 is taken. And the scaling of Llama 3.1's RoPE is not stored as its four parameters but as what they make,
-one divisor per frequency in the tensor `rope_freqs.weight`: the parameters are found again by trying the published
-ones and are taken only if they make exactly these divisors.
+Two things need care. Numbers are float32, so 1e-5 is read as 0.00000999999975: the shortest decimal with the same
+float32 value is used. And the scaling of Llama 3.1's RoPE is not stored as its four parameters, but as one divisor per
+frequency in the tensor `rope_freqs.weight`: the parameters are recovered by trying the published ones, which are
+accepted only if they give the same divisors.
 
 Source: llama.cpp, `docs/gguf.md` (keys) and `convert_hf_to_gguf.py`, `generate_extra_tensors` (rope_freqs).
 """
@@ -34,7 +34,7 @@ from llamarium.rope import rope_frequencies
 
 ROPE_FREQS = "rope_freqs.weight"
 
-# Keys of `llama.*` that would change the mathematics, and the only values under which they do not.
+# Keys of `llama.*` that change the computation, and their only supported values.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "logit_scale": (0.0, 1.0),
     "expert_count": (0,),
@@ -58,7 +58,7 @@ _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def gguf_config(file: GGUFFile, rope_factors: NDArray[np.float32] | None) -> ModelConfig:
-    """Return the config of a Llama by its header; `rope_factors` is `rope_freqs.weight`, (H/2,) float32, if any."""
+    """Return the config of a Llama from a header; `rope_factors` is `rope_freqs.weight`, float32 (H/2,), if present."""
     source = escape(file.path)
     _reject_unsupported(file.metadata, source)
     try:
@@ -111,7 +111,7 @@ def _plain_config(file: GGUFFile, source: str) -> ModelConfig:
 
 
 def read_scaling(data: Mapping[str, Any], context: int, source: str) -> RopeScaling | None:
-    """Return the linear or Yarn scaling of a file, as llama.cpp takes its keys; None without.
+    """Return the linear or YaRN scaling of a file, with llama.cpp's interpretation of its keys; None if unscaled.
 
     Source: llama.cpp, `llama_model::load_hparams` and `llama_context` (`yarn_attn_factor`).
     """
@@ -172,7 +172,7 @@ def _reject_unsupported(data: Mapping[str, Any], source: str) -> None:
 
 
 def _vocab_size(file: GGUFFile, source: str) -> int:
-    """Rows of the embedding table; the metadata and the vocabulary must fit it."""
+    """Return the rows of the embedding table, after checking them against metadata and vocabulary."""
     if "token_embd.weight" not in file.tensors:
         raise CheckpointError(f"{source}: there is no token_embd.weight; this file holds no whole Llama")
     rows = file.tensors["token_embd.weight"].shape[0]
@@ -188,7 +188,7 @@ def _vocab_size(file: GGUFFile, source: str) -> int:
 
 
 def _head_dim(data: Mapping[str, Any], hidden: int, heads: int, source: str) -> int:
-    """The width of a head; queries, keys, values and the rotation must agree on it."""
+    """Return the width of a head, which must be the same for queries, keys, values and the rotation."""
     default = hidden // heads if heads and hidden % heads == 0 else None
     head_dim = _integer(data, "llama.attention.key_length", source, default=default)
     for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
@@ -199,7 +199,7 @@ def _head_dim(data: Mapping[str, Any], hidden: int, heads: int, source: str) -> 
 
 
 def _window(data: Mapping[str, Any], source: str) -> int | None:
-    """Return the window of attention where the file names one that hides something; llama.cpp computes none."""
+    """Return the sliding window if it is shorter than the context; llama.cpp ignores it for Llama models."""
     key = "llama.attention.sliding_window"
     window = _integer(data, key, source, default=0)
     if window < 0:
@@ -210,7 +210,7 @@ def _window(data: Mapping[str, Any], source: str) -> int | None:
 def _find_scaling(
     config: ModelConfig, factors: NDArray[np.float32], data: Mapping[str, Any], source: str
 ) -> RopeScaling | None:
-    """Find the parameters that make these divisors of the plain frequencies."""
+    """Return the parameters of the scaling that gives these divisors of the unscaled frequencies."""
     if factors.shape != (config.head_dim // 2,) or not np.isfinite(factors).all():
         raise CheckpointError(
             f"{source}: {ROPE_FREQS} has shape {tuple(factors.shape)}; expected {config.head_dim // 2} finite numbers"
@@ -236,7 +236,7 @@ def _find_scaling(
 
 
 def _warn_if_unscaled(config: ModelConfig, source: str) -> None:
-    """Llama 3.1 files made before its scaling was understood have no divisors (llama.cpp issue 8650)."""
+    """Warn of a Llama 3.1 file without divisors, as early converters wrote it (llama.cpp issue 8650)."""
     like_llama31 = config.vocab_size == 128256 and config.rope_theta == 500000.0
     if like_llama31 and config.max_position_embeddings > 8192:
         warn_caller(

@@ -1,4 +1,4 @@
-"""The GGUF container: metadata and a table of tensors in front of the tensors' bytes. No torch here.
+"""The GGUF container: metadata and a tensor table, followed by the tensors' bytes. Torch-free.
 
     magic "GGUF" | version | number of tensors | number of metadata entries
     metadata     key, type, value           (strings and arrays carry their length in front)
@@ -6,8 +6,8 @@
     padding to `general.alignment`
     data         each tensor at its offset, padded to the alignment
 
-Every count in such a file may be a lie. A reader that allocates what a count says can be made to hang by 50 bytes, so
-this one compares each count with the bytes that are left, and what it would take in memory with a budget, first.
+Counts in a file are not trusted: a reader that allocates memory by a count can be made to hang by 50 bytes. This reader
+first compares each count with the remaining bytes, and the memory that it would need with a budget.
 
 Source: ggml's `docs/gguf.md`, `gguf.cpp`.
 """
@@ -47,11 +47,14 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """What a GGUF file says about itself.
+    """The header of a GGUF file.
 
     Attributes:
-        metadata: In Python's types, arrays as lists.
-        paths: The file, or all parts of a split one in their order.
+        path: The file.
+        version: Version of the format.
+        metadata: Metadata as Python values, arrays as lists.
+        tensors: Tensor table, by name.
+        paths: The file, or all parts of a split one, in order.
     """
 
     path: Path
@@ -66,16 +69,16 @@ _SLACK_BYTES = 56 * 2**20
 
 
 def read_gguf(path: Path, *, slack_bytes: int = _SLACK_BYTES) -> GGUFFile:
-    """Read the header of one GGUF file (version 2 or 3, little-endian) and check it whole; a part stands for itself.
+    """Read and validate the header of one GGUF file (version 2 or 3, little-endian); other parts are not read.
 
     Args:
         path: The file.
-        slack_bytes: What the header may take in memory besides the file's size.
+        slack_bytes: Memory that the header may take in addition to the file's size.
 
     Raises:
-        ModelNotFoundError: If there is no such file.
-        CheckpointError: If the file is malformed, naming the item.
-        UnsupportedFormatError: For another version, big-endian, or a tensor type that is not read.
+        ModelNotFoundError: If the file does not exist.
+        CheckpointError: If the file is malformed; the message names the item.
+        UnsupportedFormatError: For another version, a big-endian file, or an unsupported tensor type.
     """
     size = regular_size(path)
     if size < _HEADER.size:

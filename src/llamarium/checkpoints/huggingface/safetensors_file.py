@@ -1,10 +1,10 @@
-"""The safetensors container: a JSON table of tensors, then their bytes, side by side without a gap. No torch here.
+"""The safetensors container: a JSON table of tensors, followed by their bytes without gaps. Torch-free.
 
     8 bytes       length of the header, little-endian
     header        {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
     data          offsets count from here
 
-Nothing in it can run. All that is left to do is not to believe it: everything is checked against the file's size.
+The format contains no code. The reader checks all offsets and sizes against the file's size.
 
 Source: https://github.com/huggingface/safetensors, README, "Format".
 """
@@ -42,7 +42,7 @@ ITEM_DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.uint8),
 }
-"""How numpy sees a tensor's items, by the format's name for their dtype; types that it lacks are their bits."""
+"""numpy dtypes of a tensor's items, by the format's dtype name; dtypes that numpy lacks are unsigned integers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Meta's `params.json` as a `ModelConfig`, and what it leaves out.
+"""Conversion of Meta's `params.json` to a `ModelConfig`.
 
-`params.json` has no context length, no token ids and, for `use_scaled_rope`, no factor: Meta's code knew these by
-heart. Published models are recognised by their shape; for any other a `config.json` beside it is asked for, because a
-wrong factor is not seen until the answers are.
+`params.json` has no context length, no token ids and, for `use_scaled_rope`, no factor, because they were constants in
+Meta's code. Published models are recognized by their shape; other models need a `config.json` in the same folder,
+because a wrong factor would only show in the answers.
 
 Source: llama-models, `models/llama3/args.py` (fields) and `model.py` (`FeedForward`: intermediate size); the factors
 and contexts are those of the publishers' `config.json` files.

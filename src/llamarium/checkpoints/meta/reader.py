@@ -1,8 +1,7 @@
-"""Meta's original folder as a `Checkpoint`: `params.json` and `consolidated.NN.pth`.
+"""The reader of Meta's original folders: `params.json` and `consolidated.NN.pth`.
 
-Large models were trained on several GPUs, each with a slice of every matrix, and are published that way: one file per
-GPU. Slices are put together when a tensor is read. q and k have their rows in the interleaved order of RoPE pairs and
-are moved to the half-split order.
+Large models were trained on several GPUs, each with a slice of every matrix, and are published with one file per GPU.
+Slices are concatenated when a tensor is read. Rows of q and k are permuted from interleaved to half-split RoPE order.
 
 Source: llama-models, `models/llama3/model.py` (which layer is cut how: Column-, RowParallelLinear,
 VocabParallelEmbedding) and transformers' `convert_llama_weights_to_hf.py`.
