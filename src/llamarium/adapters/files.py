@@ -5,7 +5,6 @@
     tokenizer.json, ...         the base's tokenizer with the dialog format used in training
 
 The header of the safetensors file identifies the base (`base_check.py`). `save.py` writes adapters.
-
 Source: peft, `utils/save_and_load.py`, `utils/other.py`.
 """
 

@@ -80,7 +80,6 @@ def quantize(
     """Quantize a model and write it as a packed folder, which `load` can read.
 
     A UserWarning names matrices whose number of columns is not a multiple of 32; they are written in F16.
-
     >>> llamarium.quantize("shakespeare-char", "packed", type="Q8_0").bits_per_weight
     8.5
 
@@ -88,21 +87,15 @@ def quantize(
         model: As for `load`: a name, a folder or a file.
         out: Output folder; must not exist unless `force` is set.
         type: Type of the layers' Linears: "Q4_0", "IQ4_NL", "Q4_1" or "Q8_0", in upper or lower case.
-        head: Type of the head and the embedding, or "auto" to choose it by measurement with a `calibration`. None
-            means "auto" with a `calibration`, else "Q8_0".
-        method: "nearest", "fit", "importance" or "gptq"; the last two need a `calibration`. None means "gptq" with a
-            `calibration`, else "fit".
-        calibration: A text similar to those that the model is used for, or the `Path` of a text file; a few hundred
-            kB are enough.
+        head: Type of head and embedding; "auto" (default with a `calibration`) measures, otherwise "Q8_0".
+        method: "nearest", "fit", or with a `calibration` "importance" or "gptq"; default: "gptq" with one, else "fit".
+        calibration: Typical text, a few hundred kB, or the `Path` of a text file.
         samples: Number of calibration windows.
         context: Tokens per window; None means 512, or the model's whole context if that is shorter.
         requantize: Allow a model that is already quantized; the errors add up.
         force: Replace an existing model folder.
         progress: Called with (weights done, total weights).
         layer_done: Called with (layers done, total layers) when a layer is quantized.
-
-    Returns:
-        Types, sizes and measurements.
 
     Raises:
         LlamariumError: If the model cannot be read or quantized, the options do not fit, or `out` cannot be written.

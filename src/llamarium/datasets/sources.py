@@ -10,13 +10,7 @@
 | `org/name[:subset]` | one per row of a Hub data set's `train` split, streamed (needs `llamarium[hub-data]`)   |
 | Python rows         | one per row: an iterable of dicts, a `datasets.Dataset` or an Arrow table (`named_rows`) |
 
-The first match is used, so `org/name` is the folder of that name if it exists; a file named `shakespeare` is read with
-a warning. Files may be compressed with gzip or Zstandard. Documents are read one at a time, always in the same order,
-so each must fit into memory; split larger texts into several files or the lines of a `.jsonl`. Errors about invalid
-text name the file and the line or row.
-
-Examples are rows of the same sources; of a folder, those of its files of rows. A single file with an unknown suffix is
-read as `.jsonl`. Fields with null are treated as missing.
+The first match is used. Files may be compressed (gzip, Zstandard). Examples are rows of the same sources.
 """
 
 import bz2

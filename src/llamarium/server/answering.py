@@ -38,16 +38,13 @@ Encode = Callable[[Tokenizer], list[list[int]]]
 """Returns the token ids of each of a request's prompts; called in a thread, not in the event loop."""
 
 Form = tuple[str, Callable[[bool], Grammar]]
-"""The path of the field that sets the output format, and a function that returns its grammar.
+"""The path of the field that sets the output format, and a function that returns its grammar, which may take time.
 
-The function's argument is True if objects may have properties that the schema does not list. A large schema takes time.
+The function's argument is True if objects may have properties that the schema does not list.
 """
 
 Inside = Callable[[ServedModel, TextEngine, int, int], tuple[tuple[Edit, ...], Places | None]]
-"""Returns a prompt's interventions and the positions whose hidden states are requested, if any.
-
-The integers are the number of prompt tokens, and the maximum number of tokens of prompt and answer.
-"""
+"""Returns a prompt's interventions and the positions of its hidden states, given the tokens of prompt and of both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,19 +105,17 @@ def encode_dialog(
         messages: The dialog, as for `ChatFormat.encode`.
         tools: Tool definitions.
         add_generation_prompt: Whether the assistant's header ends the prompt.
-        begun: Beginning of the answer, which is appended to the prompt.
-        documents: Documents for the chat template.
-        variables: Variables for the chat template; those that it does not read are ignored.
+        begun: Beginning of the answer, appended to the prompt.
+        documents: For the chat template.
+        variables: Variables for the chat template; unread ones are ignored, with `--strict-fields` refused.
         effort: The template's `reasoning_effort`, if it reads that.
 
     Raises:
-        ApiError: If the dialog is too long or invalid; if the template does not read documents; for a variable that
-            only the server may set; with `--strict-fields` also for a variable that the template does not read.
+        ApiError: If the dialog is too long or invalid, or for documents or variables that the template cannot take.
     """
     tokenizer, tool_form = service.tokenizer, service.settings.tool_form
     checked = _checked(documents) if documents else []
-    given_texts = _strings(checked) if checked else ()
-    tokenizer.check_length("".join((*_texts(messages), *given_texts)), service.max_tokens)
+    tokenizer.check_length("".join((*_texts(messages), *_strings(checked))), service.max_tokens)
     form = tokenizer.chat_format
     if form is not None:  # keys that the template does not read are hints
         read = form.message_keys.union(_KEYS)
@@ -133,8 +131,8 @@ def encode_dialog(
         given["documents"] = checked
     if effort is not None and "reasoning_effort" in read:
         given.setdefault("reasoning_effort", effort)
-    how: Any = {"tools": tools, "tool_form": tool_form, "variables": given}
-    ids = tokenizer.chat(messages, add_generation_prompt=add_generation_prompt, **how)
+    template: Any = {"tools": tools, "tool_form": tool_form, "variables": given}
+    ids = tokenizer.chat(messages, add_generation_prompt=add_generation_prompt, **template)
     if begun is None:
         return ids
     tokenizer.check_length(begun, service.max_tokens)

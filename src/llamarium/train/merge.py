@@ -51,16 +51,14 @@ def merge(
         check_base: Raise if the base is not the adapter's, or if it already contains the adapter.
         force: Replace an existing model at `out`.
         progress: Called with (bytes read, total bytes).
-        **loading: As for `load`. `dtype` is also the merged model's (float32 avoids rounding); `quantize` is the
-            base's.
+        **loading: As for `load`. `dtype` is also the merged model's (float32 avoids rounding).
 
     Returns:
         The share of the adapter's change that was kept, the base used in training, and distances; see `MergeReport`.
 
     Raises:
         LlamariumError: As `load`; if the adapter does not fit; if `quantize` differs from training.
-        TrainingError: If half of the adapter's change is lost in rounding (a tenth only warns), or if the merged
-            model's logits differ from the adapter's.
+        TrainingError: If half of the adapter's change is lost in rounding, or if the merged model's logits differ.
     """
     need_torch("merging an adapter")
     from llamarium.adapters.merge import merge_adapter

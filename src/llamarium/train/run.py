@@ -1,11 +1,8 @@
 """The training loop: training steps, validations, samples and checkpoints.
 
 A checkpoint contains everything that determines the next step: weights, optimizer state, position in the data, counters
-and number of threads. The learning rate depends only on the step, and random numbers on seed and step. On a CPU a run
-that is killed and resumed therefore has exactly the weights of an uninterrupted run.
-
-Progress is reported as events, small dicts of JSON values. They are written to `metrics.jsonl`, and the terminal view,
-the report and the trackers use the same events.
+and number of threads. On a CPU a killed and resumed run therefore has exactly the weights of an uninterrupted one.
+Progress is reported as events, dicts of JSON values, to `metrics.jsonl`, the terminal, the report and the trackers.
 """
 
 import dataclasses
