@@ -129,5 +129,5 @@ def test_a_dialog_of_another_process_goes_on_at_once(tmp_path: Path) -> None:
 
 
 def test_modules_have_no_cache_on_disk(tmp_path: Path) -> None:
-    with closing(DiskCache(tmp_path)) as disk, pytest.raises(OptionError, match="PyTorch in float32 on cpu computes"):
+    with closing(DiskCache(tmp_path)) as disk, pytest.raises(OptionError, match="runs on PyTorch in float32 on cpu"):
         answer(ModuleRunner(build(None)), disk)
