@@ -327,7 +327,7 @@ def edited(tokenizer: Tokenizer, folder: Path, **changes: Any) -> Tokenizer:
 
 
 REFUSED: dict[str, tuple[Callable[[Tokenizer, Path], Tokenizer], str]] = {
-    "no end": (lambda t, f: no_end(t), "no EOS token"),
+    "no end": (lambda t, f: no_end(t), "no end-of-text token"),
     "GPT-2's cutter": (
         lambda t, f: edited(
             t,

@@ -240,7 +240,7 @@ def test_an_adapter_that_is_trained_further_in_place_is_what_answers(
 @needs_c
 def test_an_adapter_that_is_no_folder_is_refused_with_words() -> None:
     for wrong in (object(), 3, {"a": 1}):
-        with pytest.raises(OptionError, match=r"adapter is .*; expected the folder of a LoRA adapter"):
+        with pytest.raises(OptionError, match=r"adapter is .*; expected a text or a path"):
             llamarium.load("shakespeare-char", adapter=wrong)  # pyright: ignore[reportArgumentType]
 
 
