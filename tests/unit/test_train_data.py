@@ -725,3 +725,17 @@ def test_rows_come_from_the_file(tmp_path: Path, letters: Tokenizer):
     corpus = tokenize_corpus(lines_file(tmp_path), letters, tmp_path / "ids")
     batch = PackedRows(corpus, 10, None).batch(0, [0, 3])
     assert [letters.decode(row) for row in batch.ids_BT.tolist()] == [LINES[:10], LINES[30:40]]
+
+
+def test_each_epoch_has_an_order_that_follows_from_seed_and_epoch() -> None:
+    rows = types.SimpleNamespace(num_rows=lambda _: 50, context=4)
+
+    def epochs(seed: int) -> list[list[int]]:
+        places = Order(rows, seed).places(150)  # type: ignore[arg-type]
+        assert [epoch for epoch, _ in places] == [0] * 50 + [1] * 50 + [2] * 50
+        return [[row for _, row in places[first : first + 50]] for first in (0, 50, 100)]
+
+    first, second, third = epochs(7)
+    assert sorted(first) == sorted(second) == sorted(third) == list(range(50))
+    assert first != second != third != first
+    assert epochs(7) == [first, second, third] and epochs(8)[0] != first
