@@ -224,7 +224,7 @@ def test_doctor_says_which_kernels_the_processor_could_run(
     main(["doctor", "--json"])
     (check,) = (one for one in json.loads(capsys.readouterr().out)["kernels"] if one["name"] == "C kernels")
     assert check["ok"] == ok and named in check["found"]
-    monkeypatch.setenv(native.VARIABLE, "avx2")  # as somebody has chosen
+    monkeypatch.setenv(native.VARIABLE, "avx2")  # chosen by the user
     main(["doctor", "--json"])
     (check,) = (one for one in json.loads(capsys.readouterr().out)["kernels"] if one["name"] == "C kernels")
     assert check["ok"] and "could run" not in check["found"]

@@ -80,6 +80,31 @@ def test_the_chunked_loss_and_its_gradients_are_cross_entropys(chunk, monkeypatc
     torch.testing.assert_close(found, (hidden.grad, head.grad))
 
 
+def test_weights_of_tokens_count_in_the_loss_and_in_both_gradients() -> None:
+    """Against autograd in float64; 0 and 1 are among the weights, and one token has no label."""
+    torch.manual_seed(3)
+    hidden, head = torch.randn(2, 5, 8), torch.randn(11, 8)
+    labels = torch.randint(0, 11, (2, 5))
+    labels[0, 2] = IGNORED
+    weights = torch.tensor([[1.0, 0.25, 9.0, 0.0, 2.0], [0.5, 3.0, 1.0, 0.1, 0.75]])
+
+    own = [hidden.clone().requires_grad_(), head.clone().requires_grad_()]
+    loss = cross_entropy_sum(*own, labels, weights)
+    loss.backward()
+
+    exact = [hidden.double().requires_grad_(), head.double().requires_grad_()]
+    losses = F.cross_entropy(
+        (exact[0] @ exact[1].T).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    expected = (losses * weights.flatten()).sum()
+    expected.backward()
+
+    torch.testing.assert_close(loss.double(), expected)
+    for mine, theirs in zip(own, exact, strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-5, atol=1e-5)
+
+
 def test_logits_are_never_held_whole():
     class Largest(TorchDispatchMode):
         numel = 0

@@ -141,7 +141,7 @@ def test_work_goes_on_when_the_engine_has_nothing_to_do_or_work_has_failed() -> 
 
 
 def test_work_that_is_not_wanted_ends_at_its_next_pause() -> None:
-    """And nobody waits for its piece any more."""
+    """Other threads stop waiting for its piece."""
     turns, gone, done = Turns(Clock()), threading.Event(), list[str]()
 
     def check() -> None:

@@ -4,8 +4,7 @@
     adapter_model.safetensors   base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, ...; or `.bin`
     tokenizer.json, ...         the base's tokenizer with the dialog format used in training
 
-The header of the safetensors file identifies the base (`base_check.py`). `save.py` writes adapters.
-Source: peft, `utils/save_and_load.py`, `utils/other.py`.
+`save.py` writes adapters. Source: peft, `utils/save_and_load.py`, `utils/other.py`.
 """
 
 import re

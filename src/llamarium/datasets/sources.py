@@ -3,8 +3,7 @@
 | source              | documents                                                                               |
 |---------------------|-----------------------------------------------------------------------------------------|
 | None                | topics of the Python manual, as `help()` shows them (`pydoc_data.topics`)               |
-| a file of rows      | one per row: the text in one field; see `datasets/files.py` for the formats             |
-| another file        | one: its text, in UTF-8                                                                 |
+| a file              | one per row (formats: `datasets/files.py`); of other files one, the whole text in UTF-8 |
 | a folder            | those of its `.txt`, `.md`, `.jsonl` and `.parquet` files, by name, except in runs      |
 | `shakespeare`       | one: 40,000 lines of his plays, bundled with the package                                |
 | `org/name[:subset]` | one per row of a Hub data set's `train` split, streamed (needs `llamarium[hub-data]`)   |

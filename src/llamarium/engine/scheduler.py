@@ -219,7 +219,7 @@ class Scheduler:
                 for other in skipped:
                     other.num_overtaken += 1
             elif sequence.num_overtaken >= MAX_OVERTAKEN:
-                return  # nobody overtakes it any more
+                return  # no later request may overtake it
             else:
                 skipped.append(sequence)
                 index += 1

@@ -1,7 +1,6 @@
 """The training loop: training steps, validations, samples and checkpoints.
 
-A checkpoint contains everything that determines the next step: weights, optimizer state, position in the data, counters
-and number of threads. On a CPU a killed and resumed run therefore has exactly the weights of an uninterrupted one.
+A checkpoint contains everything that determines the next step: on a CPU, a resumed run has exactly the same weights.
 Progress is reported as events, dicts of JSON values, to `metrics.jsonl`, the terminal, the report and the trackers.
 """
 

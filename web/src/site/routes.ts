@@ -93,7 +93,7 @@ function lessonOf(lesson: ClassLesson | null): Answer {
   throw new Refused(404, "this site has no lesson; write it with `llamarium site --lesson FILE`", "no_lesson");
 }
 
-/** The page asks for requests again and again, unless it is told by this code that they are not shown. */
+/** Refuse live requests, with the code at which the page stops polling for them. */
 function withoutRequests(command: string): never {
   throw new Refused(404, `requests of other programs are those of a local server: run ${command} --inspect-requests`, "requests_not_inspected");
 }

@@ -77,7 +77,7 @@ interface Named {
   command: string;
 }
 
-/** Every step in the way that it is told; null where it has nothing to tell yet. */
+/** Each step as an event of the chat; null while there is nothing to report. */
 async function* told(passes: Passes, prompt: readonly number[], ends: readonly number[], body: Fields, form: Form, { field, command }: Named): AsyncGenerator<unknown> {
   for (const name of ["tools", "response_format"]) if (body.has(name)) throw notOffered("answers of a form", command, name);
   if (body.has("model")) throw new Refused(404, "this site serves no adapters; leave the model out", "unknown_adapter", "model");
