@@ -1,7 +1,6 @@
 """The page without a server: plain files, whose numbers are those of the portable kernels; no other host is asked."""
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -50,42 +49,7 @@ EXACT = [
     ("POST", "/inspect/word", {"word": "o"}),
     ("POST", "/inspect/tokens", {"text": "To be\n", "add_special_tokens": False, "tokenizer": "model"}),
 ]
-ROUNDED = [
-    ("POST", "/inspect/passes", {"text": TEXT}),
-    ("GET", "/inspect/passes/{id}/next?position=10&k=65", None),
-    ("GET", "/inspect/passes/{id}/activations/pattern?position=10", None),
-    ("GET", "/inspect/passes/{id}/activations/scores?layer=2&head=3", None),
-    ("GET", "/inspect/passes/{id}/heads?layer=2&position=10", None),
-    ("GET", "/inspect/passes/{id}/heads/added?layer=2&position=10", None),
-    ("GET", "/inspect/passes/{id}/head_kinds", None),
-    ("GET", "/inspect/passes/{id}/neurons?layer=4&position=9&k=12&stride=2", None),
-    ("GET", "/inspect/passes/{id}/attribution?position=10&token_id=53&against_id=43", None),
-    ("GET", "/inspect/passes/{id}/lens?position=10&token_id=53&k=5", None),
-    ("GET", "/inspect/passes/{id}/lens/grid?after=attention&start=2&stop=9&stride=3", None),
-    ("GET", "/inspect/passes/{id}/distances?layer=1&head=4&position=8&key=3&stop=40", None),
-    ("GET", "/inspect/passes/{id}/picture?start=0&stop=11&stride=1", None),
-    ("GET", "/inspect/passes/{id}/picture?start=2&stop=11&stride=3&blocks=true", None),
-    ("GET", "/inspect/passes/{id}/score?start=1", None),
-    ("GET", "/inspect/passes/{id}/cost", None),
-    ("GET", "/inspect/rope?position=7", None),
-    ("POST", "/inspect/neighbors", {"word": 53, "k": 5}),
-    ("POST", "/inspect/similarity", {"word": "a", "other": "e"}),
-    *(
-        ("POST", "/inspect/passes/{id}/sampler", {"position": 10, "k": 65, **asked})
-        for asked in (
-            {"temperature": 0, "seed": 1},
-            {"temperature": 0.7, "seed": 2**32 - 1, "top_k": 4, "top_p": 0.95},
-            {
-                "temperature": 1.5,
-                "seed": 5,
-                "start": 3,
-                "repetition_penalty": 1.2,
-                "presence_penalty": 0.5,
-                "min_p": 0.01,
-            },
-        )
-    ),
-]
+NEXT = ("GET", "/inspect/passes/{id}/next?position=10&k=65", None)
 ASK = """async (questions) => {
     const answers = [];
     let id = "";
@@ -199,9 +163,9 @@ def opened(address: str, browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What a local server answers to both lists of questions, by the portable kernels."""
+    """What a local server answers by the portable kernels."""
     asked = tmp_path_factory.mktemp("asked") / "questions.json"
-    asked.write_text(json.dumps([*EXACT, *ROUNDED]))
+    asked.write_text(json.dumps([*EXACT, NEXT]))
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/portable_answers.py"), "shakespeare-char", str(asked)],
         env={**os.environ, "LLAMARIUM_KERNELS": "portable"}, stdout=subprocess.PIPE, text=True, check=True,
@@ -212,7 +176,7 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 def test_the_first_screen_speaks_of_characters_and_has_the_bars_of_the_model(opened: Page, portable: list[Any]) -> None:
     expect(opened.get_by_role("heading", level=2)).to_contain_text("next character")
     assert opened.get_by_label("Text", exact=True).input_value() == TEXT
-    (best,) = (answer["candidates"] for answer in portable if "candidates" in answer)
+    best = portable[-1]["candidates"]
     shares = [float(one.removesuffix(" %")) for one in opened.locator(".bars .share").all_inner_texts()]
     assert shares == [pytest.approx(100 * one["probability"], abs=0.051) for one in best[:5]]
 
@@ -235,7 +199,7 @@ def test_an_isolated_page_computes_with_several_threads_and_the_same_bits(
         (told,) = page.evaluate(ASK, [("GET", "/inspect/model", None)])
     assert "3 threads" in told["runner"]
     assert answers[0]["runner"] == told["runner"]
-    assert answers[1:] == portable[1 : len(EXACT)]
+    assert answers[1:] == portable[1:-1]
 
 
 def test_the_second_visit_has_threads_on_a_host_that_sends_no_headers(address: str, browser: Browser) -> None:
@@ -254,26 +218,6 @@ def test_the_second_visit_has_threads_on_a_host_that_sends_no_headers(address: s
         runner.append(page.evaluate(ASK, [("GET", "/inspect/model", None)])[0]["runner"])
     assert ["one thread" in one for one in runner] == [True, False, False]
     assert runner[1] == runner[2]
-
-
-def test_probes_equal_the_servers_within_rounding(opened: Page, portable: list[Any]) -> None:
-    for (_, path, _), answer, expected in zip(
-        ROUNDED[1:], opened.evaluate(ASK, ROUNDED)[1:], portable[len(EXACT) + 1 :], strict=True
-    ):
-        assert differences(answer, expected) == [], path
-
-
-def differences(answer: Any, expected: Any, place: str = "") -> list[str]:
-    """Return where two answers differ by more than float32's rounding of what they are computed from."""
-    if isinstance(expected, dict) and isinstance(answer, dict) and answer.keys() == expected.keys():
-        return [one for key in expected for one in differences(answer[key], expected[key], f"{place}.{key}")]
-    if isinstance(expected, list) and isinstance(answer, list) and len(answer) == len(expected):
-        pairs = zip(answer, expected, strict=True)
-        return [one for i, pair in enumerate(pairs) for one in differences(*pair, f"{place}[{i}]")]
-    if isinstance(expected, float) and isinstance(answer, int | float):
-        is_near = answer == expected or math.isclose(answer, expected, rel_tol=1e-5, abs_tol=1e-5)
-        return [] if is_near else [f"{place}: {answer} is not {expected}"]
-    return [] if answer == expected else [f"{place}: {answer!r} is not {expected!r}"]
 
 
 def test_a_site_with_a_lesson_opens_with_it_and_its_model_answers_in_a_dialog(taught: Path, browser: Browser) -> None:

@@ -33,7 +33,7 @@ interface Job {
   hasNoSimd?: boolean;
   context?: number;
   calls?: Call[];
-  /** What a page asks of its worker. */
+  /** What a page asks of its worker; `{id}` in a path is that of the last pass. */
   questions?: Question[];
   mutations?: Mutation[];
   vocabularies?: { metadata: [string, string | number | boolean | string[]][]; texts: string[] }[];
@@ -136,7 +136,11 @@ async function results(): Promise<unknown> {
   const model = await opened(job.url === undefined ? await openAsBlob(job.model ?? "") : new URL(job.url));
   if (job.questions !== undefined && !("error" in model)) {
     const opened = openedOf(model), all: unknown[] = [];
-    for (const question of job.questions) all.push(await answered(opened, question));
+    let pass = "";
+    for (const question of job.questions) {
+      all.push(await answered(opened, { ...question, path: question.path.replace("{id}", pass) }));
+      if (question.path === "/inspect/passes") pass = (all.at(-1) as { id: string }).id;
+    }
     return all;
   }
   return "error" in model ? model : (job.calls ?? []).map((call) => outcome(() => called(model, call)));
