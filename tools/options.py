@@ -6,15 +6,20 @@ Type checkers and editors need a `TypedDict` in source for `**options: Unpack[..
 `tests/unit/test_options.py` holds the files to the declarations.
 """
 
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from llamarium.generation.dialog import DialogOptions
+from llamarium.generation.options import PassOptions, RequestOptions
 from llamarium.options.declare import Option, declared
 from llamarium.options.loading import LoadOptions
 from llamarium.options.serving import AccessOptions, DraftOptions, EngineOptions
+from llamarium.sampling.grammar.description import FormOptions
+from llamarium.sampling.params import SamplingParams
 from llamarium.server.ray_serve.options import RayOptions
 from llamarium.server.settings import Settings
 from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, PretrainConfig
@@ -24,6 +29,29 @@ SOURCE = ROOT / "src/llamarium"
 
 WIDER = {"data": "Examples", "model": "str | Path", "tokenizer": "str | Path", "adapter": "str | Path"}
 """What functions of training take where the settings of a run hold text."""
+
+SAMPLING = {
+    "logit_bias": "Mapping[int, float]",
+    "stop": "str | Sequence[str]",
+    "stop_token_ids": "Sequence[int]",
+    "logits_processor": "LogitsProcessor",
+}
+"""What functions take where `SamplingParams` holds a checked copy, and an alias whose type cannot be written."""
+
+_IMPORTS_OF_SAMPLING = (
+    "from llamarium.sampling.grammar.description import Grammar",
+    "from llamarium.sampling.parameter import LogitsProcessor",
+)
+
+_IMPORTS_OF_ANSWERS = (
+    "from llamarium.engine.pooling import Places",
+    "from llamarium.engine.proposers.draft import DraftModel",
+    "from llamarium.engine.proposers.lookup import PromptLookup",
+    "from llamarium.generation.text_model import TextModel",
+    "from llamarium.runtime.intervention import Edit",
+    "from llamarium.sampling.keywords import SamplingKeywords",
+    "from llamarium.tokenizer.tools.definition import ToolDefinition",
+)
 
 
 def main() -> None:
@@ -52,44 +80,81 @@ def files() -> dict[Path, str]:
             ("GRPOKeywords", GRPOConfig),
         )
     }
+    short = declared(FormOptions)
+    of_sampling = {
+        "SamplingKeywords": (
+            "Options of an answer: fields of `SamplingParams`, and forms that are short for a `grammar`.",
+            {**declared(SamplingParams), "max_new_tokens": declared(SamplingParams)["max_tokens"], **short},
+        )
+    }
+    of_answers = {
+        f"{name}Keywords({', '.join(bases)})": (text, {} if kind is None else declared(kind))
+        for name, bases, text, kind in (
+            ("Answer", ["SamplingKeywords"], "Options of an answer; see also `PassOptions`.", PassOptions),
+            (
+                "Request",
+                ["TypedDict"],
+                "Options of a request; `RequestOptions` declares them.",
+                RequestOptions,
+            ),
+            ("Dialog", ["TypedDict"], "Options of a dialog; `DialogOptions` declares them.", DialogOptions),
+            ("Chat", ["AnswerKeywords", "DialogKeywords"], "Options of an answer in a dialog.", None),
+            ("Stream", ["SamplingKeywords", "RequestKeywords"], "Options of `TextEngine.stream`.", None),
+            ("StreamChat", ["StreamKeywords", "DialogKeywords"], "Options of `TextEngine.stream_chat`.", None),
+        )
+    }
     own = "from llamarium.train.choices import Examples"
     return {
         SOURCE / "options/keywords.py": _module(of_models, {}),
+        SOURCE / "sampling/keywords.py": _module(of_sampling, SAMPLING, *_IMPORTS_OF_SAMPLING, all_optional=True),
+        SOURCE / "generation/keywords.py": _module(of_answers, {}, *_IMPORTS_OF_ANSWERS),
         SOURCE / "train/keywords.py": _module(of_training, WIDER, own),
         ROOT / "docs/reference/options.md": _page(),
     }
 
 
-def _module(classes: Mapping[str, tuple[str, Mapping[str, Option]]], wider: Mapping[str, str], *imports: str) -> str:
+def _module(
+    classes: Mapping[str, tuple[str, Mapping[str, Option]]],
+    wider: Mapping[str, str],
+    *imports: str,
+    all_optional: bool = False,
+) -> str:
+    """Return the source of a module; a class' name may have bases: `ChatKeywords(AnswerKeywords)`."""
     body = "\n\n\n".join(
-        "\n".join([f"class {name}(TypedDict, total=False):", f'    """{text}"""', "", *_fields(options, wider)])
+        "\n".join([_head(name), f'    """{text}"""', *_fields(options, wider, all_optional)])
         for name, (text, options) in classes.items()
     )
-    used = [name for name in ("Mapping", "Sequence") if f"{name}[" in body]
+    used = [name for name in ("Callable", "Mapping", "Sequence") if f"{name}[" in body]
+    types_used = [name for name in ("Any", "Literal", "TypedDict") if re.search(rf"\b{name}\b", body)]
     head = [
         '"""Keyword arguments as type checkers read them. Written by tools/options.py."""',
         "",
         *([f"from collections.abc import {', '.join(used)}"] if used else []),
-        "from pathlib import Path",
-        "from typing import Literal, TypedDict",
+        *(["from pathlib import Path"] if "Path" in body else []),
+        f"from typing import {', '.join(types_used)}",
         *(["", *imports] if imports else []),
     ]
     return "\n".join(head) + "\n\n\n" + body + "\n"
 
 
-def _fields(options: Mapping[str, Option], wider: Mapping[str, str]) -> Iterator[str]:
+def _head(name: str) -> str:
+    return f"class {name.removesuffix(')')}{'' if '(' in name else '(TypedDict'}, total=False):"
+
+
+def _fields(options: Mapping[str, Option], wider: Mapping[str, str], all_optional: bool) -> Iterator[str]:
+    if options:
+        yield ""
     for name, one in options.items():
-        if name in wider:
-            yield f"    {name}: {wider[name]}{' | None' * one.is_optional}"
-        else:
-            yield f"    {name}: {_type(one.hint)}"
+        hint = wider.get(name) or _type(one.hint)
+        is_optional = (all_optional or one.is_optional) and not hint.endswith("None")
+        yield f"    {name}: {hint}{' | None' * is_optional}"
 
 
 def _type(hint: Any) -> str:
     """Return a type as it is written in source."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if hint is types.NoneType:
-        return "None"
+    if hint is types.NoneType or hint is ...:
+        return "None" if hint is types.NoneType else "..."
     if origin in (Union, types.UnionType):
         literals = tuple(value for one in arguments if get_origin(one) is Literal for value in get_args(one))
         others = [one for one in arguments if get_origin(one) is not Literal]
@@ -107,20 +172,43 @@ def _page() -> str:
     own = {name: one for name, one in of_ray.items() if name not in {*loading, *serving, *drafts}}
     shared = [one for name, one in serving.items() if name in of_ray]
     alone = [one for name, one in serving.items() if name not in of_ray]
+    sampling = {**declared(SamplingParams), **declared(FormOptions)}
     sections = (
+        (
+            "Sampling",
+            "Keywords of `SamplingParams`, `generate`, `chat` and the like, and flags of `generate`, `chat` and\n"
+            "`next`; [a server's requests](server.md) have most of them as fields. The flag of `stop_token_ids` is\n"
+            "`--stop-id`, that of `n` is `--num-answers`.",
+            sampling.items(),
+        ),
+        (
+            "An answer",
+            "Keywords of `generate`, `chat`, `stream` and `stream_chat`, besides those of sampling.",
+            declared(PassOptions).items(),
+        ),
+        (
+            "A dialog",
+            "Keywords of `chat` and `stream_chat`, besides those of an answer.",
+            declared(DialogOptions).items(),
+        ),
+        (
+            "A request to an engine",
+            "Keywords of `TextEngine.submit`, `stream` and `stream_chat`, besides those of sampling.",
+            declared(RequestOptions).items(),
+        ),
         (
             "Loading a model",
             "Keywords of `llamarium.load`, flags of every command that loads a model, and arguments of Ray Serve.\n"
             "`--chat-template` belongs to commands that write dialogs.",
-            loading.values(),
+            _named(loading.values()),
         ),
-        ("Drafts", "Of `generate`, `chat`, `serve`, `batch` and Ray Serve.", drafts.values()),
-        ("A server", "Of `llamarium serve` and, with the same meaning, of Ray Serve.", shared),
-        ("A server on one machine", "Of `llamarium serve` alone.", alone),
+        ("Drafts", "Of `generate`, `chat`, `serve`, `batch` and Ray Serve.", _named(drafts.values())),
+        ("A server", "Of `llamarium serve` and, with the same meaning, of Ray Serve.", _named(shared)),
+        ("A server on one machine", "Of `llamarium serve` alone.", _named(alone)),
         (
             "Ray Serve",
             "Of [an application of Ray Serve](../guides/deploy.md#several-machines-ray) alone.",
-            own.values(),
+            _named(own.values()),
         ),
     )
     parts = [_INTRO, *(f"## {title}\n\n{text}\n\n{_table(options)}" for title, text, options in sections)]
@@ -137,14 +225,18 @@ bytes in Python; the command line also accepts 512MiB or 2GiB. The settings of t
 """
 
 
-def _table(options: Iterable[Option]) -> str:
+def _named(options: Iterable[Option]) -> list[tuple[str, Option]]:
+    return [(one.public_name, one) for one in options]
+
+
+def _table(options: Iterable[tuple[str, Option]]) -> str:
     rows = ["| option | default | meaning |", "|---|---|---|"]
-    for one in options:
+    for name, one in options:
         value = f"{one.default:g}" if isinstance(one.default, float) else one.default
-        default = "required" if value is MISSING else "" if value in (None, "", ()) else f"`{value}`"
+        default = "required" if value is MISSING else "" if value is None or value in ("", (), {}) else f"`{value}`"
         listed = ", ".join(f"`{choice}`" for choice in one.choices)
         text = one.help.replace("|", "\\|") + (f" ({listed})" if listed and len(one.choices) < 5 else "")
-        rows.append(f"| `{one.public_name}` | {default} | {text} |")
+        rows.append(f"| `{name}` | {default} | {text} |")
     return "\n".join(rows) + "\n"
 
 

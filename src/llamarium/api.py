@@ -23,10 +23,11 @@ from llamarium.errors import SamplingError, TokenizerError, check_choice, counte
 from llamarium.generation.answer import complete, stream
 from llamarium.generation.completion import Generation, Piece, stop_ids_of
 from llamarium.generation.conversation import Conversation
-from llamarium.generation.dialog import CHAT_MAX_TOKENS, ChatOptions, read_dialog, split_dialog_options
+from llamarium.generation.dialog import CHAT_MAX_TOKENS, DialogOptions, read_dialog
 from llamarium.generation.embedding import embed_prompts
+from llamarium.generation.keywords import AnswerKeywords, ChatKeywords
 from llamarium.generation.loop import DialogEngine
-from llamarium.generation.options import AnswerOptions, EngineArguments, PassOptions, split_options, with_params
+from llamarium.generation.options import EngineArguments, PassOptions, split_options, with_params
 from llamarium.generation.text_engine import TextEngine
 from llamarium.generation.text_methods import TextMethods
 from llamarium.hub.folders import is_learner_folder
@@ -187,18 +188,18 @@ class Llama(TextMethods, Measured):
 
     @overload
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generation: ...
     @overload
     def generate(
         self,
         prompt: list[str] | list[list[int]],
         params: SamplingParams | None = None,
-        **options: Unpack[AnswerOptions],
+        **options: Unpack[AnswerKeywords],
     ) -> list[Generation]: ...
     @shows_options(SamplingParams, PassOptions, error=SamplingError)
     def generate(
-        self, prompt: Any, params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+        self, prompt: Any, params: SamplingParams | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generation | list[Generation]:
         """Continue one prompt, or a list of prompts side by side.
 
@@ -208,7 +209,7 @@ class Llama(TextMethods, Measured):
         Args:
             prompt: Text (BOS is added if the model has one) or token ids (as they are), or a list of either.
             params: Complete parameters; options go over them. None takes those of the model's generation_config.json.
-            **options: Those of `SamplingParams` and of `AnswerOptions`; what is left out is as the model's
+            **options: Those of `SamplingParams` and of `PassOptions`; what is left out is as the model's
                 generation_config.json recommends, then as the signature shows.
 
         Returns:
@@ -225,13 +226,13 @@ class Llama(TextMethods, Measured):
         options = with_params(params, options)
         several = _are_several(prompt)
         prompts = [self.encode(p) for p in (prompt if several else [prompt])]
-        how = split_options(options)
+        how = PassOptions(**split_options(options, PassOptions))
         generations = complete(self, prompts, self.sampling_params(**options), how)
         return generations if several else generations[0].or_raise()
 
     @shows_options(SamplingParams, PassOptions, error=SamplingError)
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[AnswerKeywords]
     ) -> Iterator[Piece]:
         """Continue one prompt, piece by piece; options as in `generate`, without `n`.
 
@@ -242,12 +243,12 @@ class Llama(TextMethods, Measured):
         e| |s|o| |m|
         """
         options = with_params(params, options)
-        how = split_options(options)
+        how = PassOptions(**split_options(options, PassOptions))
         return stream(self, self.encode(prompt), self.sampling_params(**options), how)
 
     @shows_options(SamplingParams, PassOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
     def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatKeywords]
     ) -> Generation:
         """Answer a dialog: a list of {"role", "content"} messages; options as in `generate`, and `DialogOptions`.
 
@@ -258,7 +259,8 @@ class Llama(TextMethods, Measured):
         'assistant'
         """
         options = with_params(params, options)
-        how, given = split_options(options), split_dialog_options(options)
+        how = PassOptions(**split_options(options, PassOptions))
+        given = DialogOptions(**split_options(options, DialogOptions))
         ids, tools = read_dialog(self, messages, given, options)
         return complete(self, [ids], self.chat_params(**options), how, new_text=True, tools=tools)[0].or_raise()
 
@@ -269,7 +271,7 @@ class Llama(TextMethods, Measured):
         params: SamplingParams | None = None,
         *,
         prefix: DialogEngine | None = None,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatKeywords],
     ) -> Iterator[Piece]:
         """Answer a dialog piece by piece; options as in `chat`, without `n`; errors as in `stream`.
 
@@ -281,7 +283,8 @@ class Llama(TextMethods, Measured):
         8
         """
         options = with_params(params, options)
-        how, given = split_options(options), split_dialog_options(options)
+        how = PassOptions(**split_options(options, PassOptions))
+        given = DialogOptions(**split_options(options, DialogOptions))
         ids, tools = read_dialog(self, messages, given, options)
         return stream(self, ids, self.chat_params(**options), how, new_text=True, tools=tools, prefix=prefix)
 

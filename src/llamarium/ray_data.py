@@ -26,9 +26,11 @@ from llamarium.engine.request import check_timeout
 from llamarium.errors import EngineStoppedError, InputError, LlamariumError, show_value, warn_caller
 from llamarium.generation.answers import Answers
 from llamarium.generation.dialog import DialogOptions
-from llamarium.generation.options import EngineArguments, StreamOptions, split_request
+from llamarium.generation.keywords import StreamKeywords
+from llamarium.generation.options import EngineArguments, RequestOptions, split_options
 from llamarium.generation.text_engine import TextEngine
 from llamarium.generation.text_model import compiled
+from llamarium.options.declare import declared
 from llamarium.options.keywords import LoadKeywords
 from llamarium.server.batch.answer import BatchProgress, BatchRun
 from llamarium.server.batch.lines import read_lines
@@ -73,13 +75,13 @@ class AnswerRows:
         *,
         loading: LoadKeywords | None = None,
         engine: EngineArguments | None = None,
-        **options: Unpack[StreamOptions],
+        **options: Unpack[StreamKeywords],
     ) -> None:
         _check(options)  # before the model is loaded
         self._options = options
         llama = llamarium.load(model, **(loading or {}))
         given = options.copy()
-        check_timeout(split_request(given).get("timeout_s"))
+        check_timeout(split_options(given, RequestOptions).get("timeout_s"))
         compiled(llama, llama.sampling_params(**given))
         self._engine = llama.engine(**(engine or EngineArguments()))
 
@@ -109,7 +111,7 @@ class AnswerRows:
         try:
             if not isinstance(own, dict):
                 raise InputError(f"sampling_params is {show_value(own)}; expected options by their names")
-            options = cast(StreamOptions, {**self._options, **cast(dict[str, Any], own)})
+            options = cast(StreamKeywords, {**self._options, **cast(dict[str, Any], own)})
             _check(options)
             if messages is not None and prompt is None:
                 return self._engine.stream_chat(messages, **options)
@@ -186,7 +188,7 @@ def _check(options: Mapping[str, object]) -> None:
         raise InputError(f"n is {show_value(options.get('n'))}; a row has one answer")
     if options.get("adapter") is not None:
         raise InputError("adapter: all rows have the model's; put it on with loading={'adapter': FOLDER}")
-    for name in DialogOptions.__annotations__:
+    for name in declared(DialogOptions):
         if name in options:
             raise InputError(f"{name}: a row is a text, without tools and documents; `llamarium batch` takes them")
 

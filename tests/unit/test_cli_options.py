@@ -21,7 +21,7 @@ from llamarium.cli.main import main
 from llamarium.errors import DownloadError, InputError
 from llamarium.hub.resolve import packaged_path, resolve
 from llamarium.kernels.threads import num_threads
-from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.params import SamplingParams, parameters_of
 
 pytestmark = pytest.mark.torch("options that reach modules")
 
@@ -299,11 +299,14 @@ def test_a_setting_out_of_range_names_its_flag_before_anything_is_loaded(
 
 
 def test_every_parameter_of_sampling_is_parsed_within_its_own_bounds() -> None:
-    for one in sampling.parameters_of("cli"):
-        parse_one = sampling.setting(one.name)
-        assert parse_one(str(one.kind(one.high) if one.high < 1e300 else 7)) is not None
-        with pytest.raises(argparse.ArgumentTypeError, match=re.escape(one.expected)):
-            parse_one(str(one.low - 1))
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    sampling.add_choosing(parser)
+    for one in parameters_of("cli"):
+        assert one.low is not None and one.high is not None
+        value = one.kind(one.high) if one.high < 1e300 else 7
+        assert getattr(parser.parse_args([f"--{one.flag}", str(value)]), one.name) == value
+        with pytest.raises(argparse.ArgumentError, match=re.escape(one.expected)):
+            parser.parse_args([f"--{one.flag}", str(one.low - 1)])
 
 
 def test_a_draft_that_is_not_there_is_refused_before_the_model_is_loaded(
@@ -331,7 +334,7 @@ def test_help_says_the_default_length_of_an_answer(
     words: list[str], limit: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--help"]) == 0
-    assert f"tokens of an answer at most (default: {limit:,})" in " ".join(capsys.readouterr().out.split())
+    assert f"maximum number of tokens of the answer (default: {limit:,})" in " ".join(capsys.readouterr().out.split())
 
 
 def test_endless_standard_input_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,10 @@ import pytest
 
 from llamarium.cli.sampling import add_choosing, choosing
 from llamarium.errors import SamplingError
+from llamarium.options.declare import Option
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
-from llamarium.sampling.parameter import Parameter
-from llamarium.sampling.params import GenerationOptions, SamplingParams, parameters_of
+from llamarium.sampling.keywords import SamplingKeywords
+from llamarium.sampling.params import SamplingParams, parameters_of
 
 pytestmark = pytest.mark.quick
 
@@ -131,21 +132,21 @@ def test_a_parameter_has_five_places() -> None:
     naming = {path.relative_to(root) for path in files if re.search(r"\bmin_p\b", path.read_text(encoding="utf-8"))}
     sampling = Path("src/llamarium/sampling")
     assert {path if path.parts[0] == "src" else Path("native") for path in naming} == {
-        *(sampling / name for name in ("params.py", "steps.py")),
+        *(sampling / name for name in ("keywords.py", "params.py", "steps.py")),
         Path("src/llamarium/kernels/native.py"),
         Path("native"),
     }
 
 
 @pytest.mark.parametrize("parameter", parameters_of("cli"), ids=lambda parameter: parameter.name)
-def test_a_parameter_of_the_table_is_checked_and_is_on_the_command_line(parameter: Parameter) -> None:
+def test_a_parameter_of_the_table_is_checked_and_is_on_the_command_line(parameter: Option) -> None:
     flag = f"--{parameter.name.replace('_', '-')}"
     parser = argparse.ArgumentParser()
     add_choosing(parser)
     value = parameter.kind(min(parameter.high, 1))
     assert choosing(parser.parse_args([flag, str(value)])) == {parameter.name: value}
     assert re.search(rf"{flag} {parameter.metavar}\b", parser.format_help())
-    assert getattr(SamplingParams(), parameter.name) == parameter.neutral
+    assert getattr(SamplingParams(), parameter.name) == parameter.default
     with pytest.raises(SamplingError, match=rf"^{parameter.name} is .*; expected .*{re.escape(parameter.expected)}"):
         SamplingParams(**{parameter.name: parameter.low - 1})
 
@@ -157,7 +158,7 @@ def test_a_copy_with_values_that_are_known_is_not_checked_again(monkeypatch: pyt
 
 
 def test_the_options_typed_are_those_that_there_are():
-    assert GenerationOptions.__annotations__.keys() == {
+    assert SamplingKeywords.__annotations__.keys() == {
         *(f.name for f in fields(SamplingParams)),
         *GRAMMAR_OPTIONS,
         "max_new_tokens",

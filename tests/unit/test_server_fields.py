@@ -22,8 +22,9 @@ from llamarium.page.schema.sampling import SamplerRequest
 from llamarium.sampling.grammar.calls import grammar_of_answer
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar
+from llamarium.sampling.keywords import SamplingKeywords
 from llamarium.sampling.parameter import Taker
-from llamarium.sampling.params import PARAMETERS, GenerationOptions, parameters_of
+from llamarium.sampling.params import PARAMETERS, parameters_of
 from llamarium.server.answering import AnswerOptions, AnswerRequest, Constraint, FieldNames, Prompts, refusal_of
 from llamarium.server.anthropic import requests as messages
 from llamarium.server.anthropic.dialog import _NAMES as CLAUDES_NAMES
@@ -169,7 +170,7 @@ def test_unknown_names_take_little_time_and_memory() -> None:
 
 def test_every_parameter_of_the_sampler_can_be_asked_for() -> None:
     otherwise = {"max_new_tokens", *GRAMMAR_OPTIONS, "logits_processor"}  # a name of max_tokens; forms; code
-    known = set(GenerationOptions.__annotations__) - otherwise
+    known = set(SamplingKeywords.__annotations__) - otherwise
     for body in (ChatRequest, CompletionRequest):
         assert known - body.model_fields.keys() == set()
 

@@ -50,7 +50,7 @@ def add_flags(
             how |= {"action": "store_true", "help": _help(one, None)}
         else:
             how |= _value(one, (parsers or {}).get(name) or _ranged(one))
-        group.add_argument(f"--{one.flag}", **how)
+        group.add_argument(*([one.short] if one.short else []), f"--{one.flag}", **how)
 
 
 def add_overrides(group: Group, kind: type, *names: str) -> None:
@@ -78,13 +78,15 @@ def add_type(group: Group, flag: str, choices: Sequence[str], **how: Any) -> Non
 
 def number(kind: type[int] | type[float], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:
     """Return an argparse type for a number that `accepts` allows; `expected` describes the range."""
+    return _number(kind, f"{'a whole number' if kind is int else 'a number'}, {expected}", accepts)
 
+
+def _number(kind: type[int] | type[float], words: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:
     def parse(text: str) -> float:
         with suppress(ValueError):
             if accepts(value := kind(text)):
                 return value
-        what = "a whole number" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"expected {what}, {expected}, found {text!r}")
+        raise argparse.ArgumentTypeError(f"expected {words}, found {text!r}")
 
     return parse
 
@@ -92,7 +94,7 @@ def number(kind: type[int] | type[float], expected: str, accepts: Callable[[Any]
 def _help(one: Option, default: object) -> str:
     """Return an option's help text, with its default unless it is None or empty."""
     text = one.help + " (repeatable)" * one.repeats
-    if default in (None, "", ()):
+    if default is None or default in ("", (), {}):
         return text.replace("%", "%%")
     words = ("off", "on")[default] if isinstance(default, bool) else default
     words = f"{words:g}" if isinstance(words, float) else words
@@ -111,6 +113,8 @@ def _value(one: Option, parser: Callable[[str], Any]) -> dict[str, Any]:
 
 def _ranged(one: Option) -> Callable[[str], Any]:
     """Return the argparse type of an option, by its type and range."""
+    if one.words and one.kind in (int, float):
+        return _number(one.kind, one.words, one.accepts)
     if one.kind in (int, float):
         low, high = (-math.inf if one.low is None else one.low), (math.inf if one.high is None else one.high)
         words = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"

@@ -14,9 +14,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.answer import writer
+from llamarium.cli.flags import add_flags
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama
 from llamarium.cli.output import Stopwatch, emit, note, write_text
-from llamarium.cli.sampling import add_grammar, add_sampling, grammar, sampling, setting
+from llamarium.cli.sampling import add_grammar, add_sampling, grammar, sampling
 from llamarium.cli.speculation import (
     add_speculation,
     check_speculation,
@@ -26,6 +27,7 @@ from llamarium.cli.speculation import (
 )
 from llamarium.cli.text import add_text, check_fits, require_text
 from llamarium.errors import counted
+from llamarium.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -34,10 +36,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_text(parser, "PROMPT", "the text to continue")
-    text = "answers to the prompt (default: 1)"
-    parser.add_argument("--num-answers", dest="n", type=setting("n"), default=1, metavar="N", help=text)
-    text = "with --json: each token's log-probability, and the K best ones'"
-    parser.add_argument("--logprobs", type=setting("logprobs"), metavar="K", help=text)
+    add_flags(parser, SamplingParams, "n", "logprobs")
     parser.add_argument("--no-cache", action="store_true", help="recompute everything for each token, to compare; slow")
     add_speculation(parser)
     add_json(parser)

@@ -2,52 +2,43 @@
 
 import argparse
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from llamarium.cli.errors import UsageError
-from llamarium.cli.flags import Group, number
+from llamarium.cli.flags import Group, add_flags
 from llamarium.cli.options import a_text, count
 from llamarium.errors import GrammarError, InputError
-from llamarium.sampling.params import PARAMETERS, parameters_of
+from llamarium.options.declare import declared
+from llamarium.sampling.grammar.description import MAX_BYTES, FormOptions, Grammar, warn_unenforced
+from llamarium.sampling.params import SamplingParams, parameters_of
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
-    """Add what decides how tokens are chosen and when an answer ends; help names the default of `--max-tokens`."""
+    """Add flags for how tokens are chosen and when an answer ends; help shows the default of `--max-tokens`."""
     group = parser.add_argument_group(
-        "sampling (what is left out is what the model's generation_config.json says, else the default named here)"
+        "sampling (defaults come from the model's generation_config.json, then from the values below)"
     )
-    kind, text = setting("max_tokens"), f"tokens of an answer at most (default: {max_tokens:,})"
-    group.add_argument("-n", "--max-tokens", type=kind, metavar="N", help=text)
+    _add(group, "max_tokens", max_tokens=f"{max_tokens:,}")
     add_choosing(group)
-    group.add_argument("--stop", type=a_text, action="append", metavar="TEXT", help="end before this text (repeatable)")
-    text = "end at this token (repeatable)"
-    group.add_argument("--stop-id", dest="stop_token_ids", type=count, action="append", metavar="ID", help=text)
+    _add(group, *_ENDS)
 
 
 def add_choosing(group: Group, temperature: str = "1") -> None:
-    """Add what decides which token is chosen; help names the default `temperature`."""
-    for one in parameters_of("cli"):
-        flag, text = f"--{one.name.replace('_', '-')}", one.help.format(temperature=temperature)
-        group.add_argument(flag, type=setting(one.name), metavar=one.metavar, help=text)
-    text = "added to a token's logit (repeatable)"
-    group.add_argument("--logit-bias", type=_bias, action="append", metavar="ID=BIAS", help=text)
+    """Add flags for how a token is chosen; help shows the default `temperature`."""
+    _add(group, *_CHOOSING, temperature=temperature)
 
 
-def setting(name: str) -> Callable[[str], Any]:
-    """Return an argparse type for a sampling parameter, with the parameter's range."""
-    one = PARAMETERS[name]
-    return number(one.kind, one.expected, one.accepts)
+def _add(group: Group, *names: str, **defaults: object) -> None:
+    """Add flags whose value is None unless given; help shows `defaults`, or else the declared ones."""
+    declared_defaults = {name: _OPTIONS[name].default for name in names}
+    add_flags(group, SamplingParams, *names, parsers=_PARSERS, defaults=declared_defaults | defaults)
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options of `add_sampling` under the API's names."""
-    given = choosing(args)
-    for name in ("max_tokens", "stop", "stop_token_ids"):
-        if (value := getattr(args, name)) is not None:
-            given[name] = tuple(value) if isinstance(value, list) else value
+    given = choosing(args) | _given(args, "max_tokens", *_ENDS)
     if given.get("min_tokens", 0) > given.get("max_tokens", math.inf):
         raise UsageError(f"argument --min-tokens: {given['min_tokens']} are more than -n/--max-tokens allows")
     return given
@@ -55,12 +46,17 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 def choosing(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options of `add_choosing` under the API's names."""
-    given = {one.name: value for one in parameters_of("cli") if (value := getattr(args, one.name)) is not None}
+    given = _given(args, *_CHOOSING)
     if args.logit_bias is not None:
         given["logit_bias"] = dict(args.logit_bias)
         if len(given["logit_bias"]) < len(args.logit_bias):
             raise UsageError("argument --logit-bias: the same token is given twice")
     return given
+
+
+def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    values = {name: getattr(args, name) for name in names}
+    return {name: tuple(one) if isinstance(one, list) else one for name, one in values.items() if one is not None}
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -72,17 +68,19 @@ def _bias(text: str) -> tuple[int, float]:
     raise argparse.ArgumentTypeError(f"expected ID=BIAS, as in 50256=-100, with a bias of -100 to 100, found {text!r}")
 
 
+_OPTIONS = declared(SamplingParams)
+_CHOOSING = (*(one.name for one in parameters_of("cli")), "logit_bias")
+_ENDS = "stop", "stop_token_ids"
+_PARSERS = {"logit_bias": _bias, "stop": a_text, "stop_token_ids": count}
+
 _WRITTEN = {".lark": "lark", ".gbnf": "gbnf"}
 
 
 def add_grammar(parser: argparse.ArgumentParser) -> None:
-    """Add what an answer's text may be."""
+    """Add the flags that constrain an answer's text."""
     group = parser.add_argument_group("form of an answer (one of these; needs the extra `serve`)")
-    group.add_argument("--json-schema", type=Path, metavar="FILE", help="JSON that this JSON Schema allows")
-    group.add_argument("--json-object", action="store_true", help="any JSON object")
-    group.add_argument("--regex", metavar="REGEX", help="what this matches from end to end (Rust's syntax)")
-    group.add_argument("--choice", type=a_text, action="append", metavar="TEXT", help="one of these texts (repeatable)")
-    group.add_argument("--grammar", type=Path, metavar="FILE", help="what FILE.lark or llama.cpp's FILE.gbnf accepts")
+    add_flags(group, FormOptions, parsers={"json_schema": Path, "choice": a_text}, defaults={"choice": None})
+    group.add_argument("--grammar", type=Path, metavar="FILE", help="grammar: FILE.lark, or llama.cpp's FILE.gbnf")
 
 
 def grammar(args: argparse.Namespace) -> dict[str, Any]:
@@ -97,8 +95,6 @@ def grammar(args: argparse.Namespace) -> dict[str, Any]:
         if getattr(args, name):
             flag, form = (one.replace("_", "-") for one in (name, given[0]))
             raise UsageError(f"argument --{flag}: not allowed with argument --{form}, which ends the answer itself")
-    from llamarium.sampling.grammar.description import Grammar, warn_unenforced
-
     value = getattr(args, given[0])
     if given[0] == "json_object":
         return {"grammar": Grammar.json_object()}
@@ -117,8 +113,6 @@ def grammar(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read(path: Path) -> str:
-    from llamarium.sampling.grammar.description import MAX_BYTES
-
     try:
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1).decode("utf-8-sig")

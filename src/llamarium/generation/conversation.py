@@ -7,7 +7,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.errors import SamplingError
 from llamarium.generation.completion import Piece, message_of
-from llamarium.generation.dialog import CHAT_MAX_TOKENS, ChatOptions
+from llamarium.generation.dialog import CHAT_MAX_TOKENS
+from llamarium.generation.keywords import ChatKeywords
 from llamarium.generation.loop import DialogEngine
 from llamarium.generation.options import PassOptions
 from llamarium.keywords import shows_options
@@ -27,7 +28,7 @@ class ChatModel(Protocol):
         params: SamplingParams | None = None,
         *,
         prefix: DialogEngine | None = None,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatKeywords],
     ) -> Iterator[Piece]: ...
 
 
@@ -54,7 +55,7 @@ class Conversation(Generic[ChatModelT]):
         self._prefix = DialogEngine(llama.runner, disk=disk_cache)
 
     @shows_options(SamplingParams, PassOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
-    def say(self, text: str, params: SamplingParams | None = None, **options: Unpack[ChatOptions]) -> Generator[Piece]:
+    def say(self, text: str, params: SamplingParams | None = None, **options: Unpack[ChatKeywords]) -> Generator[Piece]:
         """Send a user message and stream the answer; both are in `messages` once the stream ends or is closed.
 
         Options are those of `Llama.chat`; they are validated at once.
@@ -69,7 +70,7 @@ class Conversation(Generic[ChatModelT]):
         return self._answer([{"role": "user", "content": text}], params, options)
 
     @shows_options(SamplingParams, PassOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
-    def go_on(self, params: SamplingParams | None = None, **options: Unpack[ChatOptions]) -> Generator[Piece]:
+    def go_on(self, params: SamplingParams | None = None, **options: Unpack[ChatKeywords]) -> Generator[Piece]:
         """Stream the answer to the current `messages`, for example after adding the results of tool calls; as `say`.
 
         >>> dialog = smollm2.conversation()
@@ -100,7 +101,7 @@ class Conversation(Generic[ChatModelT]):
         self._prefix.close()
 
     def _answer(
-        self, new_messages: list[dict[str, Any]], params: SamplingParams | None, options: ChatOptions
+        self, new_messages: list[dict[str, Any]], params: SamplingParams | None, options: ChatKeywords
     ) -> Generator[Piece]:
         pieces = self.llama.stream_chat([*self.messages, *new_messages], params, prefix=self._prefix, **options)
         return self._following(new_messages, pieces)

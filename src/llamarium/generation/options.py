@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from llamarium.engine.pooling import Places
 from llamarium.engine.proposers.base import ProposerPolicy, check_exact
@@ -11,90 +11,37 @@ from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.errors import OptionError, SamplingError, check_choice, show_value
 from llamarium.generation.text_model import TextModel
+from llamarium.options.declare import declared, option, with_default
 from llamarium.options.keywords import EngineKeywords
+from llamarium.options.serving import EngineOptions
 from llamarium.runtime.intervention import Edit
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
-from llamarium.sampling.params import GenerationOptions, SamplingParams
+from llamarium.sampling.keywords import SamplingKeywords
+from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.compare import check_same_vocabulary
 
-OptionsT = TypeVar("OptionsT", bound=GenerationOptions)
+OptionsT = TypeVar("OptionsT", bound=SamplingKeywords)
 
 ProposerChoice = ProposerPolicy | TextModel | None
 """What proposes tokens, or a model that is to."""
 
 
-class AnswerOptions(GenerationOptions, total=False):
-    """The options of an answer: those of the sampler, and how its passes are run.
-
-    Attributes:
-        use_cache: False recomputes everything for every token.
-        prompt_lookup: True, or a `PromptLookup`, proposes tokens from the text so far, and from texts before it: the
-            same answer, sooner where it repeats one of them.
-        draft_model: A smaller `Llama` with the same vocabulary proposes tokens: the same answer, sooner where it is
-            right often enough. A `DraftModel` goes on with what it has learned.
-        kv_cache_dtype: KV cache dtype: "auto" (same as the model), "int8" (about half of bfloat16's
-            memory), "int8-k/int4-v" (two fifths) or "int4" (under a third).
-    """
-
-    use_cache: bool
-    prompt_lookup: bool | PromptLookup
-    draft_model: TextModel | DraftModel | None
-    kv_cache_dtype: CacheDtype
-
-
-class RequestOptions(TypedDict, total=False):
-    """The options of a request to an engine, apart from sampling parameters.
-
-    Attributes:
-        timeout_s: Seconds after which it ends with a `RequestTimeoutError`.
-        adapter: Which of the engine's adapters answers; None is the model as it is.
-        salt: Keys and values are shared only between requests with the same salt; a secret one keeps a prefix private.
-        ngram_pool: With `prompt_lookup`, drafts are found in texts of requests with the same name here, and no salt;
-            None keeps a request's text out of all pools.
-        must_keep_up: End the answer with an error if its reader falls far behind, instead of buffering all of it.
-        edits: Of what the model computes for this request alone, in order: `llamarium.runtime.intervention.Edit`.
-        places: Where its hidden states are wanted; they come with `Piece.states` and `Completion.states`.
-    """
-
-    timeout_s: float | None
-    adapter: str | None
-    salt: str
-    ngram_pool: str | None
-    must_keep_up: bool
-    edits: tuple[Edit, ...]
-    places: Places | None
-
-
-class StreamOptions(GenerationOptions, RequestOptions, total=False):
-    """The options of `TextEngine.stream`."""
-
-
-class EngineArguments(EngineKeywords, total=False):
-    """The options of `Llama.engine`: those of `EngineOptions`, and objects.
-
-    Attributes:
-        prompt_lookup: As in `AnswerOptions`, for all answers; measured costs of one answer serve the next.
-        draft_model: As in `AnswerOptions`; its KV cache is part of `kv_memory`.
-        disk_cache: A folder in which the KV cache of prefixes is kept, and found again by the next process.
-    """
-
-    prompt_lookup: bool | PromptLookup
-    draft_model: TextModel | DraftModel | None
-    disk_cache: DiskCache | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOptions:
-    """How an answer's passes are run; see `AnswerOptions`.
+    """Options for computing an answer, which is the same text unless the KV cache is quantized.
 
-    OptionError if a value is none of those that there are.
+    OptionError if a value is invalid.
     """
 
-    use_cache: bool = True
-    prompt_lookup: bool | PromptLookup = False
-    draft_model: TextModel | DraftModel | None = None
-    kv_cache_dtype: CacheDtype = "auto"
+    use_cache: bool = option(True, "keep a KV cache; False recomputes everything for every token")
+    prompt_lookup: bool | PromptLookup = option(
+        False, "draft tokens from the prompt and earlier texts: True, or a `PromptLookup`"
+    )
+    draft_model: TextModel | DraftModel | None = option(
+        None, "a smaller `Llama` with the same vocabulary that drafts tokens, or a `DraftModel`, which learns from use"
+    )
+    kv_cache_dtype: CacheDtype = with_default(EngineOptions, "kv_cache_dtype", "auto")
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -108,14 +55,42 @@ class PassOptions:
         return proposer_choice(self.prompt_lookup, self.draft_model)
 
 
-def split_options(options: AnswerOptions) -> PassOptions:
-    """Remove the options of passes from some options, and return them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """Options of a request to an engine, apart from sampling parameters."""
 
-    OptionError if a value is none of those that there are.
+    timeout_s: float | None = option(None, "seconds after which the request ends with a `RequestTimeoutError`")
+    adapter: str | None = option(None, "name of the engine's adapter that answers; None is the model without one")
+    salt: str = option("", "requests share cached prefixes only if they have the same salt; a secret keeps one private")
+    ngram_pool: str | None = option(
+        "",
+        "with prompt_lookup: drafts come from requests with the same name here and no salt; None keeps this request's "
+        "text out of all pools",
+    )
+    must_keep_up: bool = option(False, "end the answer with an error if its reader falls far behind")
+    edits: tuple[Edit, ...] = option((), "edits of what the model computes, for this request alone")
+    places: Places | None = option(
+        None, "layers and positions whose hidden states are returned, as `Piece.states` and `Completion.states`"
+    )
+
+
+class EngineArguments(EngineKeywords, total=False):
+    """The options of `Llama.engine`: those of `EngineOptions`, and objects.
+
+    Attributes:
+        prompt_lookup: As in `PassOptions`, for all answers; measured costs of one answer serve the next.
+        draft_model: As in `PassOptions`; its KV cache is part of `kv_memory`.
+        disk_cache: A folder in which the KV cache of prefixes is kept, and found again by the next process.
     """
-    names = [item.name for item in fields(PassOptions)]
-    given: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
-    return PassOptions(**given)
+
+    prompt_lookup: bool | PromptLookup
+    draft_model: TextModel | DraftModel | None
+    disk_cache: DiskCache | None
+
+
+def split_options(options: Any, kind: type) -> dict[str, Any]:
+    """Remove the options that a dataclass declares from `options`, and return them."""
+    return {name: options.pop(name) for name in declared(kind) if name in options}
 
 
 def with_params(params: SamplingParams | None, options: OptionsT) -> OptionsT:
@@ -174,8 +149,3 @@ def drafting(model: TextModel, draft: TextModel) -> DraftModel:
     """Return a model as one that drafts for another; InputError or TokenizerError unless their vocabularies agree."""
     check_same_vocabulary(model, draft, "one cannot guess for the other")
     return DraftModel(draft.runner)
-
-
-def split_request(options: StreamOptions) -> RequestOptions:
-    """Remove the options of a request from some options, and return them."""
-    return cast(RequestOptions, {name: options.pop(name) for name in RequestOptions.__annotations__ if name in options})

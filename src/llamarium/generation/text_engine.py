@@ -31,20 +31,20 @@ from llamarium.errors import OptionError, SamplingError, check_choice
 from llamarium.generation.adapters import AdapterChoices, ServedAdapter
 from llamarium.generation.answers import Answers
 from llamarium.generation.completion import row_texts
-from llamarium.generation.dialog import CHAT_MAX_TOKENS, StreamChatOptions, read_dialog, split_dialog_options
+from llamarium.generation.dialog import CHAT_MAX_TOKENS, DialogOptions, read_dialog
 from llamarium.generation.embedding import Embedding, embed
+from llamarium.generation.keywords import RequestKeywords, StreamChatKeywords, StreamKeywords
 from llamarium.generation.options import (
-    StreamOptions,
+    RequestOptions,
     proposer_choice,
     proposer_of,
-    split_request,
+    split_options,
     with_params,
 )
 from llamarium.generation.text_model import TextModel, begins_text, compiled
 from llamarium.keywords import shows_options
 from llamarium.options.keywords import EngineKeywords
 from llamarium.options.serving import EngineOptions
-from llamarium.runtime.intervention import Edit
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.params import SamplingParams
@@ -153,6 +153,7 @@ class TextEngine:
         disk = self._thread.engine.disk
         return None if disk is None else disk.use()
 
+    @shows_options(RequestOptions, is_checked=False)
     def begin(
         self,
         prompt_ids: Sequence[int],
@@ -160,40 +161,38 @@ class TextEngine:
         *,
         new_text: bool = False,
         stop_ids: Iterable[int] | None = None,
-        timeout_s: float | None = None,
-        adapter: str | None = None,
-        salt: str = "",
-        ngram_pool: str | None = "",
-        must_keep_up: bool = False,
         grammar: CompiledGrammar | None = None,
         tools: ToolRequest | None = None,
-        edits: tuple[Edit, ...] = (),
-        places: Places | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> Answers:
-        """Start answering a prompt given as ids, with complete parameters; other options as in `RequestOptions`.
+        """Start answering a prompt given as ids, with complete parameters.
 
         With `new_text`, answers start a new text, as in a dialog, instead of continuing the prompt's. `stop_ids` are
         the ids that end an answer, None for the model's. `grammar` is the compiled grammar of `params`; None compiles
-        it now if there is one. `tools` are the tools in the prompt.
+        it now if there is one. `tools` are the tools in the prompt. Other options are those of `RequestOptions`.
 
         Raises:
             LlamariumError: As `Engine.prepare`; if the engine has stopped; or if the model was edited after the engine
                 was created.
         """
-        deadline_s = self._deadline(timeout_s)
+        request = RequestOptions(**options)
+        deadline_s = self._deadline(request.timeout_s)
         stops = self._model.stop_ids if stop_ids is None else frozenset(stop_ids)
         begins = new_text or begins_text(self.tokenizer, prompt_ids)
         rows, _ = row_texts(self.tokenizer, [params], stops, [begins], tools)
         grammar = grammar or (params.grammar and compiled(self._model, params))
-        max_buffered = MAX_BUFFERED if must_keep_up else math.inf
-        answers = Answers(prompt_ids, rows, adapter=adapter, most_buffered=max_buffered)
-        with nullcontext(-1) if adapter is None else self.choices.number(adapter) as number:
-            request_options = number, salt, grammar, deadline_s, None, edits, places, ngram_pool
-            return answers.begin(self._thread, Request(prompt_ids, params, stops, *request_options))
+        max_buffered = MAX_BUFFERED if request.must_keep_up else math.inf
+        answers = Answers(prompt_ids, rows, adapter=request.adapter, most_buffered=max_buffered)
+        with nullcontext(-1) if request.adapter is None else self.choices.number(request.adapter) as number:
+            hidden = None, request.edits, request.places
+            to_run = Request(
+                prompt_ids, params, stops, number, request.salt, grammar, deadline_s, *hidden, request.ngram_pool
+            )
+            return answers.begin(self._thread, to_run)
 
-    @shows_options(SamplingParams, begin, error=SamplingError)
+    @shows_options(SamplingParams, RequestOptions, error=SamplingError)
     def submit(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[StreamOptions]
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[StreamKeywords]
     ) -> Answers:
         """Start answering a prompt (text or ids); wait for the answer with `result()` or `await`.
 
@@ -211,12 +210,12 @@ class TextEngine:
             **options: Those of `SamplingParams`, as in `Llama.generate`, and of `RequestOptions`.
         """
         options = with_params(params, options)
-        request_options = split_request(options)
+        request_options = split_options(options, RequestOptions)
         return self.begin(self._model.encode(prompt), self._model.sampling_params(**options), **request_options)
 
-    @shows_options(SamplingParams, begin, error=SamplingError)
+    @shows_options(SamplingParams, RequestOptions, error=SamplingError)
     def stream(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[StreamOptions]
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[StreamKeywords]
     ) -> Answers:
         """Answer a prompt piece by piece: `submit` under the name that `Llama` uses.
 
@@ -226,12 +225,12 @@ class TextEngine:
         """
         return self.submit(prompt, params, **options)
 
-    @shows_options(SamplingParams, begin, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
+    @shows_options(SamplingParams, RequestOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
     def stream_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
-        **options: Unpack[StreamChatOptions],
+        **options: Unpack[StreamChatKeywords],
     ) -> Answers:
         """Answer a dialog piece by piece, as `submit`; tools as in `Llama.chat`.
 
@@ -241,7 +240,8 @@ class TextEngine:
         'assistant'
         """
         options = with_params(params, options)
-        request_options, dialog_options = split_request(options), split_dialog_options(options)
+        request_options = split_options(options, RequestOptions)
+        dialog_options = DialogOptions(**split_options(options, DialogOptions))
         ids, tools = read_dialog(self._model, messages, dialog_options, options)
         return self.begin(ids, self._model.chat_params(**options), new_text=True, tools=tools, **request_options)
 

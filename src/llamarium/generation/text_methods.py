@@ -8,7 +8,8 @@ from llamarium.generation.dialog import CHAT_MAX_TOKENS
 from llamarium.generation.options import with_params
 from llamarium.generation.text_model import TextModel
 from llamarium.keywords import shows_options
-from llamarium.sampling.params import GenerationOptions, SamplingParams
+from llamarium.sampling.keywords import SamplingKeywords
+from llamarium.sampling.params import SamplingParams
 
 
 class TextMethods(TextModel):
@@ -41,7 +42,7 @@ class TextMethods(TextModel):
 
     @shows_options(SamplingParams, error=SamplingError)
     def sampling_params(
-        self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]
+        self, params: SamplingParams | None = None, **options: Unpack[SamplingKeywords]
     ) -> SamplingParams:
         """Return complete sampling parameters, with a random seed unless one is given.
 
@@ -55,7 +56,7 @@ class TextMethods(TextModel):
         return SamplingParams.from_options(options, self.generation_config, self.config.vocab_size)
 
     @shows_options(SamplingParams, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
-    def chat_params(self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]) -> SamplingParams:
+    def chat_params(self, params: SamplingParams | None = None, **options: Unpack[SamplingKeywords]) -> SamplingParams:
         """Return `sampling_params` with the default `max_tokens` of dialogs.
 
         >>> smollm2.chat_params().max_tokens

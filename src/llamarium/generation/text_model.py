@@ -7,7 +7,8 @@ from llamarium.config import ModelConfig
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.constraint import CompiledGrammar
-from llamarium.sampling.params import GenerationOptions, SamplingParams
+from llamarium.sampling.keywords import SamplingKeywords
+from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ class TextModel(Protocol):
     def grammars(self) -> "GrammarCompiler": ...  # noqa: D102
     def encode(self, prompt: Any) -> list[int]: ...  # noqa: D102
     def sampling_params(  # noqa: D102
-        self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]
+        self, params: SamplingParams | None = None, **options: Unpack[SamplingKeywords]
     ) -> SamplingParams: ...
     def chat_params(  # noqa: D102
-        self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]
+        self, params: SamplingParams | None = None, **options: Unpack[SamplingKeywords]
     ) -> SamplingParams: ...
 
 

@@ -25,7 +25,8 @@ from llamarium.inspect.tokens import check_token, tokens_of_word
 from llamarium.inspect.trace import Trace, trace
 from llamarium.keywords import shows_options
 from llamarium.runtime.loaded_model import LoadedModel
-from llamarium.sampling.params import GenerationOptions, SamplingParams
+from llamarium.sampling.keywords import SamplingKeywords
+from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.compare import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class Inspector(Generic[LlamaT]):
         *,
         answer_ids: Sequence[int] = (),
         k: int = 10,
-        **options: Unpack[GenerationOptions],
+        **options: Unpack[SamplingKeywords],
     ) -> SamplerSteps:
         """Return the steps of the sampler that choose the next token, the same token as in `generate`.
 

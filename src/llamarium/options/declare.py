@@ -13,7 +13,7 @@ and not available to users.
 import dataclasses
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -32,10 +32,13 @@ def option(
     choices: Sequence[Any] = (),
     metavar: str = "",
     flag: str = "",
+    short: str = "",
     part: str = "",
     is_free: bool = False,
     ignores_case: bool = False,
     repeats: bool = False,
+    words: str = "",
+    condition: Callable[[Any], bool] | None = None,
 ) -> Any:
     """Declare an option as a field of a dataclass.
 
@@ -47,10 +50,13 @@ def option(
         choices: Allowed values; for a `Literal` they are taken from the annotation.
         metavar: Placeholder for the value in help.
         flag: Name on the command line and in Ray Serve, if it differs from the field's, such as "max-queue".
+        short: Second flag of one letter, such as "-n".
         part: Group of flags on the command line, such as "limits".
         is_free: True if a training run may be resumed with another value.
         ignores_case: True if values ignore case.
         repeats: True if the flag may be given several times.
+        words: Description of the expected values, if type and bounds are not enough.
+        condition: Further condition on a value within its bounds; `words` says which.
     """
     metadata = {
         "help": text,
@@ -59,10 +65,13 @@ def option(
         "choices": tuple(choices),
         "metavar": metavar,
         "flag": flag,
+        "short": short,
         "part": part,
         "is_free": is_free,
         "ignores_case": ignores_case,
         "repeats": repeats,
+        "words": words,
+        "condition": condition,
     }
     return field(default=default, metadata={"option": metadata})
 
@@ -96,10 +105,13 @@ class Option:
     choices: tuple[Any, ...]
     metavar: str
     flag: str
+    short: str
     part: str
     is_free: bool
     ignores_case: bool
     repeats: bool
+    words: str
+    condition: Callable[[Any], bool] | None
 
     @property
     def public_name(self) -> str:
@@ -114,6 +126,8 @@ class Option:
     @property
     def expected(self) -> str:
         """Description of the expected values, for messages."""
+        if self.words:
+            return self.words
         if self.choices:
             return ", ".join(map(str, self.choices))
         if self.kind in (int, float):
@@ -129,7 +143,7 @@ class Option:
             return self.is_optional
         if self.choices:
             return any(type(value) is type(choice) and value == choice for choice in self.choices)
-        return any(self._fits(kind, value) for kind in self.kinds)
+        return any(self._fits(kind, value) for kind in self.kinds) and (not self.condition or self.condition(value))
 
     def check(self, value: object, error: type[LlamariumError] = OptionError) -> None:
         """Raise `error`, with the option's name and the expected values, if a value has the wrong type or range."""
@@ -164,7 +178,7 @@ def _option(item: "dataclasses.Field[Any]") -> Option:
         hint=hint,
         kinds=tuple(type(literals[0]) if get_origin(kind) is Literal else kind for kind in kinds),
         is_optional=len(kinds) < len(hints),
-        default=item.default,
+        default=item.default if item.default_factory is MISSING else item.default_factory(),
         **metadata,
     )
 

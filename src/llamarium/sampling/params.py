@@ -1,74 +1,46 @@
-"""The sampling parameters of a request: one table of names, ranges, neutral values and takers. Never torch.
+"""The sampling parameters of a request, each declared once as a field of `SamplingParams`. Never torch.
 
-`llamarium.sampling.steps` defines what each one does. The fields of `SamplingParams` are the table: checks, the
-command line, the protocols' request fields and the page read `PARAMETERS`, which is made of them.
+`llamarium.sampling.steps` defines what each one does. Checks, the command line, Python's keywords, the protocols'
+request fields, the page and docs/reference/options.md are derived from the fields.
 docs/guides/add-a-sampling-parameter.md lists the places of a new one.
 """
 
 import functools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self, Unpack
 
 from llamarium.errors import SamplingError, escape, show_value, warn_caller
 from llamarium.file_names import GENERATION_CONFIG
 from llamarium.keywords import shows_options, unknown_names
+from llamarium.options.declare import Option, declared
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar, checked_grammar
+from llamarium.sampling.keywords import SamplingKeywords
 from llamarium.sampling.parameter import (
     BUT_ANTHROPIC,
     EVERYWHERE,
     INF,
     OF_PENALTIES,
-    Parameter,
+    LogitsProcessor,
     Taker,
     check_integer,
     check_number,
     integer,
     number,
+    parameter,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _MAX_SEED = 2**63 - 1
 
-LogitsProcessor = Callable[["NDArray[np.int64]", "NDArray[np.float32]"], "NDArray[np.floating[Any]]"]
-"""Takes the ids of prompt and answer so far, (T,), and the next token's logits, (V,); returns other logits, (V,)."""
+
+def _is_temperature(value: float) -> bool:
+    return value == 0 or value >= 1e-5  # as for 1e5: float32 cannot tell the result from greedy or uniform
 
 
-class GenerationOptions(TypedDict, total=False):
-    """The options of an answer that are `SamplingParams` fields, as keyword arguments; None counts as not given.
-
-    `max_new_tokens` is another name of `max_tokens`, and `stop` may be one string. `json_schema` (an object, or its
-    JSON text), `json_object` (True), `regex` and `choice` are short for a `grammar`; one of the five at most.
-    """
-
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    seed: int | None
-    max_tokens: int | None
-    max_new_tokens: int | None
-    min_tokens: int | None
-    stop: str | Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    n: int | None
-    logprobs: int | None
-    prompt_logprobs: int | None
-    grammar: Grammar | None
-    logits_processor: LogitsProcessor | None
-    json_schema: Mapping[str, Any] | str | None
-    json_object: bool | None
-    regex: str | None
-    choice: Sequence[str] | None
+def _is_positive(value: float) -> bool:
+    return value > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,79 +52,88 @@ class SamplingParams:
     'e so m'
 
     Attributes:
-        temperature: 0 (greedy), or 1e-5 to 1e5.
-        top_k: Number of most likely tokens to sample from; 0 means all.
-        top_p: Probability mass of the most likely tokens to sample from, above 0 to 1; 1 means all.
-        min_p: Minimum probability relative to the most likely token, 0 to 1; 0 means all.
-        repetition_penalty: 0.01 to 100; 1 means none. Applies to tokens of prompt and answer.
-        presence_penalty: -2 to 2. Applied once to each token of the answer.
-        frequency_penalty: -2 to 2. Applied for each occurrence of a token in the answer.
-        logit_bias: Maps token ids to a bias of -100 to 100.
-        seed: 0 to 2**63 - 1, or None for a random one (see `SamplingRow.seed`).
-        max_tokens: Maximum number of tokens of the answer, at least 1; with `prompt_logprobs`, 0 runs only the prompt.
-        min_tokens: Minimum number of tokens before an end token, `stop` or `stop_token_ids`; up to max_tokens.
-        stop: Strings that end the answer and are not part of it.
-        stop_token_ids: Token ids that end the answer.
-        n: Number of answers, 1 to 1024; above 1 requires a temperature above 0, because greedy answers are equal.
-        logprobs: Number of most likely tokens to report per step; 0 reports only the chosen one, None nothing.
-        prompt_logprobs: The same for each token of the prompt except the first.
-        grammar: Constraint on the answer's text; None for none. Cannot be combined with stop strings, which could end
-            the answer too early, unless it allows unconstrained text, to which they apply.
+        seed: See also `SamplingRow.seed`.
+        max_tokens: With `prompt_logprobs`, 0 runs only the prompt.
+        n: Above 1 requires a temperature above 0, because greedy answers are equal.
+        grammar: Cannot be combined with stop strings, which could end the answer too early, unless it allows
+            unconstrained text, to which they apply.
         logits_processor: Called for every token with the ids so far, int64 (T,), and a copy of the model's logits,
             float32 (V,); returns the logits to sample from, where -inf excludes a token. It runs before all other
             parameters; its errors only end this request, with a `LogitsProcessorError`.
     """
 
     temperature: float = number(
-        1.0, 0.0, 1e5, "0 (greedy) or 1e-5 to 1e5", takers=EVERYWHERE,
-        metavar="T", help="0 is greedy; below 1 sharper, above 1 flatter (default: {temperature})",
-    )  # fmt: skip
+        1.0,
+        "randomness, 0 (greedy) or 1e-5 to 1e5; below 1 sharpens, above 1 flattens",
+        0.0,
+        1e5,
+        "0 (greedy) or 1e-5 to 1e5",
+        condition=_is_temperature,
+        takers=EVERYWHERE,
+        metavar="T",
+    )
     top_k: int = integer(
-        0, 0, takers=EVERYWHERE, is_idle_when_greedy=True,
-        metavar="K", help="the K most probable tokens only (default: 0, off)",
+        0, "number of most likely tokens to sample from; 0 is all", 0,
+        takers=EVERYWHERE, is_idle_when_greedy=True, metavar="K",
     )  # fmt: skip
     top_p: float = number(
-        1.0, 0.0, 1.0, "above 0 to 1", takers=EVERYWHERE, is_idle_when_greedy=True,
-        metavar="P", help="the smallest set with a probability of P in sum (default: 1, off)",
+        1.0, "total probability of the most likely tokens to sample from; 1 is all", 0.0, 1.0, "above 0 to 1",
+        condition=_is_positive, takers=EVERYWHERE, is_idle_when_greedy=True, metavar="P",
     )  # fmt: skip
     min_p: float = number(
-        0.0, 0.0, 1.0, "0 to 1", takers=BUT_ANTHROPIC, is_idle_when_greedy=True,
-        metavar="P", help="tokens of at least P times the best one's probability (default: 0)",
+        0.0, "minimum probability relative to the most likely token, 0 to 1; 0 is none", 0.0, 1.0, "0 to 1",
+        takers=BUT_ANTHROPIC, is_idle_when_greedy=True, metavar="P",
     )  # fmt: skip
     repetition_penalty: float = number(
-        1.0, 0.01, 100.0, "0.01 to 100", takers=(*OF_PENALTIES, "file"),
-        metavar="R", help="above 1: less of what was there before (default: 1)",
+        1.0, "penalty for tokens of prompt and answer; above 1 discourages repetition", 0.01, 100.0, "0.01 to 100",
+        takers=(*OF_PENALTIES, "file"), metavar="R",
     )  # fmt: skip
     presence_penalty: float = number(
-        0.0, -2.0, 2.0, "-2 to 2", takers=OF_PENALTIES,
-        metavar="X", help="subtracted once from tokens that were said (default: 0)",
+        0.0, "subtracted once from the logit of each token in the answer, -2 to 2", -2.0, 2.0, "-2 to 2",
+        takers=OF_PENALTIES, metavar="X",
     )  # fmt: skip
     frequency_penalty: float = number(
-        0.0, -2.0, 2.0, "-2 to 2", takers=OF_PENALTIES,
-        metavar="X", help="subtracted as often as they were said (default: 0)",
+        0.0, "subtracted for each occurrence of a token in the answer, -2 to 2", -2.0, 2.0, "-2 to 2",
+        takers=OF_PENALTIES, metavar="X",
     )  # fmt: skip
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
+    logit_bias: Mapping[int, float] = parameter(
+        {}, "added to the logit of a token, -100 to 100", is_hashed=False, metavar="ID=BIAS", repeats=True
+    )
     seed: int | None = integer(
-        None, 0, _MAX_SEED, takers=("cli", "openai", "responses", "anthropic", "page"),
-        is_idle_when_greedy=True, metavar="S", help="the same seed gives the same text (default: another each time)",
+        None, "random seed: the same one gives the same text (default: random)", 0, _MAX_SEED,
+        takers=("cli", "openai", "responses", "anthropic", "page"), is_idle_when_greedy=True, metavar="S",
     )  # fmt: skip
-    max_tokens: int = integer(128, 1)
+    max_tokens: int = integer(128, "maximum number of tokens of the answer", 1, metavar="N", short="-n")
     min_tokens: int = integer(
-        0, 0, takers=("cli", "openai"), metavar="N", help="no end before N tokens (default: 0, anywhere)"
-    )  # fmt: skip
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    n: int = integer(1, 1, 1024)  # each is a row of the batch
-    logprobs: int | None = integer(None, 0)
-    prompt_logprobs: int | None = integer(None, 0)
-    grammar: Grammar | None = None
-    logits_processor: LogitsProcessor | None = field(default=None, hash=False)
+        0,
+        "minimum number of tokens before an end token or a stop text ends the answer",
+        0,
+        takers=("cli", "openai"),
+        metavar="N",
+    )
+    stop: tuple[str, ...] = parameter((), "text that ends the answer and is not part of it", repeats=True)
+    stop_token_ids: tuple[int, ...] = parameter(
+        (), "id of a token that ends the answer", metavar="ID", flag="stop-id", repeats=True
+    )
+    n: int = integer(1, "number of answers to the prompt", 1, 1024, flag="num-answers")
+    logprobs: int | None = integer(
+        None, "number of most likely tokens to report with log-probabilities; 0 is the chosen one alone", 0, metavar="K"
+    )
+    prompt_logprobs: int | None = integer(
+        None, "the same as logprobs, for each token of the prompt except the first", 0
+    )
+    grammar: Grammar | None = parameter(None, "grammar of the answer's text")
+    logits_processor: LogitsProcessor | None = parameter(
+        None, "function of the ids and logits so far that returns the logits to sample from", is_hashed=False
+    )
 
     def __post_init__(self) -> None:
         """Check every field; SamplingError naming the parameter, its value and its range."""
-        for name, parameter in PARAMETERS.items():
+        for name, one in PARAMETERS.items():
             if name != "max_tokens" or self.max_tokens != 0 or self.prompt_logprobs is None:
-                parameter.check(getattr(self, name))
+                value = getattr(self, name)
+                if not one.accepts(value):
+                    raise SamplingError(f"{name} is {show_value(value)}; expected {one.expected}")
         if self.n > 1 and self.temperature == 0:
             raise SamplingError(
                 f"n is {self.n} at temperature 0; greedy answers are all equal: expected n 1 or a temperature above 0"
@@ -176,7 +157,7 @@ class SamplingParams:
             )
 
     @shows_options(is_checked=False)
-    def derived(self, **changes: Unpack[GenerationOptions]) -> Self:
+    def derived(self, **changes: Unpack[SamplingKeywords]) -> Self:
         """Return a copy with other values, which have been checked: nothing is checked again."""
         made = object.__new__(type(self))
         for one in fields(self):
@@ -202,7 +183,7 @@ class SamplingParams:
         """Put a caller's options over the publisher's recommendations, with a fresh seed unless one is given.
 
         Args:
-            options: Of `GenerationOptions`.
+            options: Of `SamplingKeywords`.
             generation_config: The content of `generation_config.json`; empty if there is none.
             vocab_size: Where it is known, the caller's stop ids have to be below it; a publisher's need not.
 
@@ -242,7 +223,7 @@ class SamplingParams:
         /,
         *,
         source: str = GENERATION_CONFIG,
-        **overrides: Unpack[GenerationOptions],
+        **overrides: Unpack[SamplingKeywords],
     ) -> "SamplingParams":
         """Take the publisher's recommended defaults, below the caller's own values.
 
@@ -269,7 +250,7 @@ class SamplingParams:
                 recommended = _recommended(raw)
             except SamplingError as error:
                 raise SamplingError(f"{source}: {error}") from None
-        idle = sorted(name for name, parameter in PARAMETERS.items() if parameter.is_idle_when_greedy and name in given)
+        idle = [name for name in _IDLE_WHEN_GREEDY if name in given]
         if idle and recommended.get("temperature") == 0 and "temperature" not in given:
             warn_caller(f"{', '.join(idle)}: no effect, {source} says greedy; give a temperature")
         if given.get("grammar") is not None:  # what ends a free text
@@ -281,16 +262,18 @@ class SamplingParams:
         return cls(**{**recommended, **given})
 
 
-PARAMETERS = {one.name: Parameter(name=one.name, **one.metadata) for one in fields(SamplingParams) if one.metadata}
-"""The table, by name, in the order of the fields."""
+PARAMETERS = {name: one for name, one in declared(SamplingParams).items() if one.kind in (int, float)}
+"""The parameters that are numbers, by name."""
 
-_NAMES = dict.fromkeys((*(one.name for one in fields(SamplingParams)), "max_new_tokens", *GRAMMAR_OPTIONS))
+_METADATA = {one.name: one.metadata for one in fields(SamplingParams)}
+_IDLE_WHEN_GREEDY = sorted(name for name, metadata in _METADATA.items() if metadata["is_idle_when_greedy"])
+_NAMES = dict.fromkeys((*_METADATA, "max_new_tokens", *GRAMMAR_OPTIONS))
 
 
 @functools.cache
-def parameters_of(taker: Taker) -> tuple[Parameter, ...]:
-    """Return the parameters that can be given at a place."""
-    return tuple(parameter for parameter in PARAMETERS.values() if taker in parameter.takers)
+def parameters_of(taker: Taker) -> tuple[Option, ...]:
+    """Return the parameters that an interface accepts."""
+    return tuple(one for name, one in PARAMETERS.items() if taker in _METADATA[name]["takers"])
 
 
 def _checked_bias(value: object) -> dict[int, float]:
@@ -348,7 +331,7 @@ def _recommended(raw: Mapping[str, Any]) -> dict[str, Any]:
     if raw.get("max_new_tokens") is not None:
         found["max_tokens"] = raw["max_new_tokens"]
     for name, value in found.items():
-        PARAMETERS[name].check(value)
+        PARAMETERS[name].check(value, SamplingError)
     for name, ours in (("eos_token_id", "stop_token_ids"), ("stop_strings", "stop")):
         value = raw.get(name)
         if value is not None:

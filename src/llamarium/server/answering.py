@@ -19,7 +19,8 @@ from llamarium.runtime.intervention import Edit, edits_key
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.grammar.calls import compile_answer, grammar_of_answer
 from llamarium.sampling.grammar.description import Grammar
-from llamarium.sampling.params import GenerationOptions, SamplingParams
+from llamarium.sampling.keywords import SamplingKeywords
+from llamarium.sampling.params import SamplingParams
 from llamarium.server.dialogs import renamed
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.hints import no_effect_of
@@ -78,7 +79,7 @@ class AnswerOptions:
         new_text: Whether the answer starts a new text instead of continuing the prompt's.
     """
 
-    sampler: GenerationOptions
+    sampler: SamplingKeywords
     max_tokens: int | None
     ignore_eos: bool = False
     new_text: bool = False

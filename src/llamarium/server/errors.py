@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from llamarium import errors
-from llamarium.sampling.params import GenerationOptions
+from llamarium.sampling.keywords import SamplingKeywords
 
-_SAMPLING = frozenset(GenerationOptions.__annotations__)
+_SAMPLING = frozenset(SamplingKeywords.__annotations__)
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_KINDS = {
     **_KINDS,

@@ -25,8 +25,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from llamarium.errors import show_value
-from llamarium.sampling.parameter import Parameter, Taker
-from llamarium.sampling.params import PARAMETERS, GenerationOptions, parameters_of
+from llamarium.options.declare import Option
+from llamarium.sampling.keywords import SamplingKeywords
+from llamarium.sampling.parameter import Taker
+from llamarium.sampling.params import PARAMETERS, parameters_of
 from llamarium.server.errors import ApiError
 from llamarium.server.faults import REFUSED, UNKNOWN, refusal_of
 from llamarium.server.field_table import TABLE, Hint, Refused
@@ -181,7 +183,7 @@ def of_table(*holders: str) -> Callable[[type[ModelT]], type[ModelT]]:
 
 
 def with_parameters(
-    taker: Taker, field_of: Callable[[Parameter], tuple[Any, Any]] = lambda one: (one.kind | None, None)
+    taker: Taker, field_of: Callable[[Option], tuple[Any, Any]] = lambda one: (one.kind | None, None)
 ) -> Callable[[type[AnyModelT]], type[AnyModelT]]:
     """Return a decorator that adds a field for each sampling parameter of a taker.
 
@@ -197,13 +199,13 @@ def with_parameters(
     return extended
 
 
-def parameters_in(body: BaseModel, taker: Taker) -> GenerationOptions:
+def parameters_in(body: BaseModel, taker: Taker) -> SamplingKeywords:
     """Return the sampling parameters in a body, i.e. the fields added by `with_parameters`."""
     values = {one.name: getattr(body, one.name) for one in parameters_of(taker)}
     for name, off in _OFF_ELSEWHERE.items():
         if name in values and values[name] == off:
-            values[name] = PARAMETERS[name].neutral
-    return cast(GenerationOptions, values)
+            values[name] = PARAMETERS[name].default
+    return cast(SamplingKeywords, values)
 
 
 # --- undeclared names -------------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def _is_off(name: str, value: object) -> bool:
     if value is False or value in ("", [], {}) or (name in _DEFAULTS and value in _DEFAULTS[name]):
         return True
     parameter = PARAMETERS.get(name)
-    return parameter is not None and value == parameter.neutral
+    return parameter is not None and value == parameter.default
 
 
 @lru_cache(4096)

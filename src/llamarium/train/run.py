@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from llamarium.api import Llama
 from llamarium.cost import flops
 from llamarium.errors import LlamariumError, OutputError, TrainingError, counted, warn_caller
-from llamarium.generation.options import AnswerOptions
 from llamarium.kernels.memory import keep_freed
 from llamarium.model import LlamaForCausalLM
+from llamarium.sampling.keywords import SamplingKeywords
 from llamarium.train.alarms import Alarms
 from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.data.order import Order, derived_seed
@@ -350,7 +350,7 @@ class _Loop:
         self._doing("writing a sample")
         llama = Llama("the model", model.eval(), self.setup.tokenizer)
         try:
-            options: AnswerOptions = {
+            options: SamplingKeywords = {
                 "max_tokens": config.sample_tokens, "temperature": _SAMPLE_TEMPERATURE, "seed": config.seed,
             }  # fmt: skip
             if self.setup.chat:

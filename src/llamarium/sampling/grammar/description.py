@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, cast
 
 from llamarium.errors import GrammarError, GrammarLimitError, SamplingError, escape, show_value, warn_caller
+from llamarium.options.declare import declared, option
 from llamarium.sampling.grammar import lark
 from llamarium.sampling.grammar.schema.unenforced import UnenforcedKeyword
 
@@ -15,7 +16,19 @@ MAX_BYTES = 256 * 1024
 """Maximum size of a grammar's text; the slowest known grammar of this size compiles within half a second."""
 MAX_CHOICES = 10_000
 """Maximum number of texts of a choice."""
-OPTIONS = ("grammar", "json_schema", "json_object", "regex", "choice")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormOptions:
+    """Short forms of a `Grammar`; at most one of them, or a `Grammar`, may be given."""
+
+    json_schema: Mapping[str, Any] | str | None = option(None, "JSON Schema of the answer", metavar="FILE")
+    json_object: bool = option(False, "require a JSON object")
+    regex: str | None = option(None, "regular expression for the whole answer (Rust's syntax)", metavar="REGEX")
+    choice: Sequence[str] | None = option(None, "allowed answer", metavar="TEXT", repeats=True)
+
+
+OPTIONS = ("grammar", *declared(FormOptions))
 """The options of a request that `Grammar.from_options` reads."""
 
 

@@ -5,7 +5,7 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 
 from llamarium.sampling.grammar.description import Grammar
-from llamarium.sampling.params import GenerationOptions
+from llamarium.sampling.keywords import SamplingKeywords
 from llamarium.server.answering import (
     AnswerOptions,
     AnswerRequest,
@@ -70,7 +70,7 @@ async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
     return {"input_tokens": await with_tokenizer(request, "messages", count, prompt.dialog.path_of)}
 
 
-def _options(body: MessagesRequest) -> GenerationOptions:
+def _options(body: MessagesRequest) -> SamplingKeywords:
     options = parameters_in(body, "anthropic")
     options["stop"] = body.stop_sequences
     return options

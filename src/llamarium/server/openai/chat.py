@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from llamarium.generation.completion import Generation, Piece
-from llamarium.sampling.params import GenerationOptions
+from llamarium.sampling.keywords import SamplingKeywords
 from llamarium.server.answering import AnswerOptions, AnswerRequest, Constraint, FieldNames, Prompts, variables_of
 from llamarium.server.dialogs import check_begun, encode_dialog, misplaced
 from llamarium.server.errors import ApiError
@@ -174,7 +174,7 @@ def _begun(body: ChatRequest, constraint: Constraint | None) -> str:
     return text
 
 
-def _options(body: ChatRequest) -> GenerationOptions:
+def _options(body: ChatRequest) -> SamplingKeywords:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs requires logprobs; set logprobs to true", param="top_logprobs")
     options = sampler_options(body)

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.errors import LlamariumError
 from llamarium.generation.completion import Generation, Piece, PromptLogprobs
-from llamarium.sampling.params import GenerationOptions
+from llamarium.sampling.keywords import SamplingKeywords
 from llamarium.server.answering import AnswerOptions, AnswerRequest, Constraint, FieldNames, Prompts, place_of
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.body import StrictRoute
@@ -173,7 +173,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, most: int) -> list[int]:
     return prompt
 
 
-def _options(body: CompletionRequest) -> GenerationOptions:
+def _options(body: CompletionRequest) -> SamplingKeywords:
     if body.best_of is not None and body.best_of != (body.n or 1):
         reason = "ranking answers is not implemented; set it to n, or leave it out"
         raise ApiError(400, f"best_of is {body.best_of}; {reason}", param="best_of")

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from llamarium.sampling.params import GenerationOptions
+from llamarium.sampling.keywords import SamplingKeywords
 from llamarium.server.arguments import as_object
 from llamarium.server.dialogs import encode_dialog, misplaced, missing
 from llamarium.server.errors import ApiError
@@ -46,7 +46,7 @@ class Sampling(Body):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
 
-def sampler_options(body: Sampling) -> GenerationOptions:
+def sampler_options(body: Sampling) -> SamplingKeywords:
     """Return a request's sampling options, without `logprobs` and `max_tokens`."""
     options = parameters_in(body, "openai")
     options["n"], options["stop"], options["stop_token_ids"] = body.n, body.stop, body.stop_token_ids

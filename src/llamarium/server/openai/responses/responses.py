@@ -6,7 +6,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 
 from llamarium.errors import escape, show_value
-from llamarium.sampling.params import GenerationOptions
+from llamarium.sampling.keywords import SamplingKeywords
 from llamarium.server.answering import AnswerOptions, AnswerRequest, Constraint, FieldNames, Prompts, variables_of
 from llamarium.server.dialogs import Dialog, encode_dialog, misplaced
 from llamarium.server.errors import JSON, ApiError
@@ -111,7 +111,7 @@ def _items(given: str | list[Item]) -> list[Item]:
     return [MessageItem(role="user", content=given)] if isinstance(given, str) else given
 
 
-def _options(body: ResponseRequest) -> GenerationOptions:
+def _options(body: ResponseRequest) -> SamplingKeywords:
     has_logprobs = LOGPROBS in (body.include or ())
     if body.top_logprobs and not has_logprobs:
         message = f"top_logprobs requires log-probabilities; add {LOGPROBS} to include"
