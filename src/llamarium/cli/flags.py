@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_origin
 
 from llamarium.errors import OptionError, escape
 from llamarium.options.declare import Option, declared
@@ -108,7 +108,7 @@ def _value(one: Option, parser: Callable[[str], Any]) -> dict[str, Any]:
         return how | _any_case(f"--{one.flag}", one.choices)
     if one.choices:
         return how | {"type": one.kind, "choices": one.choices}
-    return how | {"type": parser, "metavar": one.metavar or _METAVARS[one.kind]}
+    return how | {"type": parser, "metavar": one.metavar or _METAVARS[get_origin(one.kind) or one.kind]}
 
 
 def _ranged(one: Option) -> Callable[[str], Any]:

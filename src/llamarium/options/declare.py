@@ -58,10 +58,8 @@ def option(
         words: Description of the expected values, if type and bounds are not enough.
         condition: Further condition on a value within its bounds; `words` says which.
     """
-    metadata = {
-        "help": text,
-        "low": low,
-        "high": high,
+    metadata = {"help": text, "low": low, "high": high, "words": words, "condition": condition}
+    metadata |= {
         "choices": tuple(choices),
         "metavar": metavar,
         "flag": flag,
@@ -70,8 +68,6 @@ def option(
         "is_free": is_free,
         "ignores_case": ignores_case,
         "repeats": repeats,
-        "words": words,
-        "condition": condition,
     }
     return field(default=default, metadata={"option": metadata})
 
