@@ -1,1 +1,1 @@
-"""Interventions in a pass. All modules but `effect` and `variants` import torch: import them within functions."""
+"""Interventions in a pass. All modules except `effect` and `variants` import torch: import them within functions."""

@@ -1,11 +1,11 @@
-"""Edits: scale, take away or add to what a part of the model computes, for one pass or one answer.
+"""Edits: scale, remove or add to the output of a model component, for one pass or one generation.
 
     with edited(model, [ablate("head", layer=3, head=2)]) as without:
         logits = without(ids)
 
-An edit turns what a part computes, x, into `factor * x + add`. Taking a part away is the factor 0; setting it to its
-mean over a text is 0 and that mean; steering adds a vector to the stream. Edits sit on a shell of the model
-(`runtime/shell.py`); the model itself, and its other users, are unaffected.
+An edit replaces a component's output x by `factor * x + add`. Zero ablation uses factor 0; mean ablation uses factor 0
+and adds the mean over a text; steering adds a vector to the residual stream. Edits apply to a shell of the model
+(`runtime/shell.py`); the model itself and its other users are unaffected.
 
 Source: Turner et al. 2023, "Activation Addition", for steering; Wang et al. 2022, "Interpretability in the Wild",
 section 2.2, for ablation to the mean.
@@ -52,14 +52,14 @@ def scale(
     head: int | None = None,
     positions: Iterable[int] | None = None,
 ) -> Edit:
-    """Return the edit that multiplies what a part computes; arguments as `Edit` has them."""
+    """Return an edit that multiplies a component's output; the arguments are those of `Edit`."""
     return Edit(part, layer, head, _as_tuple(positions), factor)
 
 
 def ablate(
     part: Part, *, layer: int | None = None, head: int | None = None, positions: Iterable[int] | None = None
 ) -> Edit:
-    """Return the edit that sets what a part computes to zero; arguments as `Edit` has them."""
+    """Return an edit that sets a component's output to zero; the arguments are those of `Edit`."""
     return scale(part, 0.0, layer=layer, head=head, positions=positions)
 
 
@@ -72,9 +72,9 @@ def ablate_to_mean(
     head: int | None = None,
     positions: Iterable[int] | None = None,
 ) -> Edit:
-    """Return the edit that sets what a part computes to its mean over the tokens of a reference text.
+    """Return an edit that sets a component's output to its mean over the tokens of a reference text.
 
-    The reference should be another text than the edited one: else later tokens reach earlier ones through the mean.
+    The reference should differ from the edited text; otherwise later tokens influence earlier ones through the mean.
 
     Raises:
         InputError: For an unknown part, layer or head, or invalid ids.
@@ -96,7 +96,7 @@ def steer(
     scale: float = 1.0,
     positions: Iterable[int] | None = None,
 ) -> Edit:
-    """Return the edit that adds the difference of two prompts to the stream after a layer; see `Inspector.steer`."""
+    """Return an edit that adds the difference of two prompts to the residual stream; see `Inspector.steer`."""
     check_finite("scale", scale)
     check_edit(model.config, Edit("residual", layer))
     last = [_values(model, "residual", layer, ids)[-1] for ids in (toward_ids, from_ids)]
@@ -113,11 +113,11 @@ def _as_tuple(positions: Iterable[int] | None) -> tuple[int, ...] | None:
 def edited(
     model: LlamaForCausalLM, edits: Sequence[Edit] = (), experiment: Experiment | None = None
 ) -> Generator[LlamaForCausalLM]:
-    """Yield a model over the same weights that computes with edits within the block, for one thread at a time.
+    """Yield a model with the same weights that applies edits within the block, for one thread at a time.
 
     The model itself and its other users are unaffected. The yielded model computes in float32, whatever the weights are
     stored in, so that small changes are not lost in rounding; after the block it computes without the edits. Edits are
-    applied in order; an experiment is another mask or rotation for the whole pass.
+    applied in order; an experiment replaces the mask or the rotation of the whole pass.
     InputError for an invalid edit; all are checked before anything runs.
     """
     if not isinstance(experiment, Experiment | None):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -156,7 +156,7 @@ def _hook(shell: LlamaForCausalLM, edits: Sequence[Edit]) -> list[RemovableHandl
 
 
 def _values(model: LlamaForCausalLM, part: Part, layer: int | None, ids: Sequence[int]) -> Tensor:
-    """Return what a part computes for each token of a text: (T, D), of heads (T, N, H)."""
+    """Return a component's output for each token of a text: (T, D), or (T, N, H) for heads."""
     name = _SEEN[part]
     seen = trace(runner_of(in_float32(model)), ids, names=[name], layers=None if layer is None else [layer])
     return torch.from_numpy(seen.arrays[name, layer])
@@ -175,7 +175,7 @@ def effect_of(
 ) -> Effect:
     """Run a text without edits and with them, both in float32, and compare the next token; see `Inspector.effect`.
 
-    `answering` runs the model's answers, for the floor of rounding; the modules as they are where left out.
+    `answering` is the runner used for generation, which gives the rounding floor; default: the modules as they are.
 
     Raises:
         InputError: For an invalid edit, position, `k` or token.

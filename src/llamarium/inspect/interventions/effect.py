@@ -1,4 +1,4 @@
-"""The effect of edits and patches on the next token: its probabilities without them and with them."""
+"""Effects of edits and patches on the next token's probabilities."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from llamarium.inspect.numbers import JsonView
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The target's logit, less that of the token it is held against, and P(target | text)."""
+    """The target's logit minus the contrast token's logit, and P(target | text)."""
 
     logit: float
     probability: float
@@ -16,12 +16,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class PatchCell(JsonView):
-    """The pass with one place of it from the other prompt, measured as in `Measured`.
+    """The result of patching one layer and position, measured as in `Measured`.
 
     Attributes:
-        recovered: Of the way from the base's logit to the source's: 0 is the base's, 1 the source's; None where both
+        recovered: Fraction of the logit difference recovered: 0 is the base's logit, 1 the source's; None where both
             are equal.
-        done: Cells so far, this one among them.
+        done: Number of cells computed so far, including this one.
     """
 
     layer: int
@@ -35,14 +35,14 @@ class PatchCell(JsonView):
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The floor of rounding: the unchanged pass as the model answers, against the same pass in float32.
+    """Rounding error of the unedited pass: the model as it generates, against the same pass in float32.
 
-    An answering pass rounds more than float32 does (inputs of packed weights to 8 bits, keys and values to bfloat16).
-    A smaller change than this is none that its answers would show.
+    Generation rounds more than float32 does (inputs of packed weights to 8 bits, the KV cache to bfloat16). A change
+    smaller than this would not be visible in generated text.
 
     Attributes:
         logprob: The largest difference of a reported token's log-probability.
-        divergence: KL(float32 ‖ answering) of the next token, in nats.
+        divergence: KL(float32 ‖ generating) of the next token, in nats.
     """
 
     logprob: float
@@ -61,13 +61,13 @@ class TokenEffect:
 
 @dataclass(frozen=True, slots=True)
 class Effect(JsonView):
-    """What edits change after one token of a text, computed in float32.
+    """The change in one next-token prediction caused by edits, computed in float32.
 
     Attributes:
         position: The token before the one that is predicted.
-        divergence: KL(without ‖ with) of the next token, in nats; 0 only where nothing has changed.
-        floor: What rounding alone changes.
-        tokens: The most probable ones of either, and the chosen one; by their probability without.
+        divergence: KL(without ‖ with) of the next token, in nats; 0 only if nothing changed.
+        floor: The change caused by rounding alone.
+        tokens: The most probable tokens of both passes and the target, sorted by probability without the edits.
     """
 
     token_ids: tuple[int, ...]

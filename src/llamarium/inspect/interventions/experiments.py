@@ -1,8 +1,8 @@
-"""Experiments: the same weights, with another mask or another rotation.
+"""Experiments: the same weights with another attention mask or rotation.
 
-Without the causal mask every token sees the whole text, as in an encoder (the weights have never been trained so).
-Without rotation order is lost but for the mask. Without scaling, or with another one, RoPE's slow pairs turn as they
-did before a model's context was stretched.
+Without the causal mask every token attends to the whole text, as in an encoder (the weights were not trained for that).
+Without rotation, only the mask carries information about order. Without RoPE scaling, or with another one, the
+low-frequency pairs rotate as they did before the model's context was extended.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,13 +25,13 @@ from llamarium.runtime.loaded_model import runner_of
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Differences of a pass from the model's own.
+    """Changes to the mask or rotation of a pass.
 
     Attributes:
-        bidirectional: Every token sees the whole text.
-        hidden: Positions that no other token sees.
+        bidirectional: Whether every token attends to the whole text.
+        hidden: Positions that no other token attends to.
         rotation: Whether queries and keys are rotated.
-        rope_scaling: "model" as the model has it, "off", or another one.
+        rope_scaling: "model" for the model's setting, "off" for none, or another scaling.
     """
 
     bidirectional: bool = False
@@ -40,9 +40,9 @@ class Experiment:
     rope_scaling: RopeScaling | Literal["model", "off"] = "model"
 
     def visible(self, num_tokens: int, window: int | None, device: torch.device | str) -> Tensor:
-        """Return the mask, (T, T): True where the query of a row sees the key of a column.
+        """Return the mask, (T, T): True where the row's query attends to the column's key.
 
-        `window` is the model's; where every token sees the whole text, there is none.
+        `window` is the model's; it is ignored if every token attends to the whole text.
         """
         positions_T = torch.arange(num_tokens, device=device)
         visible_TT = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device)
@@ -52,7 +52,7 @@ class Experiment:
 
     @property
     def has_mask(self) -> bool:
-        """Whether the mask is another than the model's."""
+        """Whether the mask differs from the model's."""
         return self.bidirectional or bool(self.hidden)
 
 
@@ -63,9 +63,9 @@ class _NoRotation(nn.Module):
 
 
 class _Masked:
-    """An `Attend` over the call's own tokens, with an experiment's mask.
+    """An `Attend` over the tokens of one call, with an experiment's mask.
 
-    The inner object is called too, for what it keeps and hands out; its output is not used.
+    The inner object is called too, because it stores and returns other values; its output is not used.
     """
 
     def __init__(self, inner: Attend, visible_TT: Tensor) -> None:
@@ -78,7 +78,7 @@ class _Masked:
 
 
 def begin(shell: LlamaForCausalLM, experiment: Experiment) -> list[RemovableHandle]:
-    """Let a shell compute as the experiment says, and return the hooks to remove.
+    """Apply an experiment to a shell, and return the hooks to remove afterwards.
 
     Its `rotary_emb` may be replaced; the caller restores it.
     InputError for invalid hidden positions, or a contradictory rotation.
@@ -130,9 +130,9 @@ def trace_experiment(
     positions: Sequence[int] | None = None,
     budget_mb: float = 1024,
 ) -> Trace:
-    """Trace a text with a model from `edited`, under this experiment: scores and pattern are those of its mask.
+    """Trace a text with a model from `edited`; scores and attention weights use the experiment's mask.
 
-    Arguments and errors are those of `trace`.
+    The arguments and errors are those of `trace`.
     """
     if not isinstance(experiment, Experiment):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"experiment is {show_value(experiment)}; expected an Experiment")

@@ -1,11 +1,12 @@
-"""Activation patching: put activations of a second prompt into the pass of the first, at one layer and one token.
+"""Activation patching: replace activations of one prompt by those of another, at one layer and one token.
 
-Two prompts of the same length differ in something ("The capital of France is", "The capital of Italy is"). Into a pass
-of the one goes what a part of the model has computed for the other, at one layer and one position; where the answer
-turns, there lay the difference. A grid is such a pass for every layer and position. Both prompts are run once; of a
-cell run the tokens from the patched one on, through the layers from the patched one on, over the base's keys and values
-of the tokens before: many cells of a layer side by side. Where both prompts have the same, a cell is the base's pass.
-A model with hooks, which may see whole texts or another mask, runs whole from that layer on.
+Take two prompts of the same length that differ in one detail ("The capital of France is", "The capital of Italy is").
+The base prompt is run with one activation, at one layer and one position, taken from the source prompt. If the answer
+changes, that activation carries the difference. A grid holds such a pass for every layer and position.
+
+Both prompts are run once. A cell computes only the patched token and those after it, from the patched layer on, over
+the base's KV cache of the tokens before; many cells of a layer are batched. Where both prompts have the same token, the
+cell equals the base's pass. A model with hooks, which may use another mask, runs all tokens from that layer on.
 
 Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", section 2.1; Heimersheim & Nanda 2024,
 "How to use and interpret activation patching".
@@ -43,15 +44,15 @@ _PROBABLE = 10  # tokens that rounding is measured on
 
 
 class PatchGrid:
-    """A grid over layers and positions; both prompts are run when it is made, the cells while they are iterated.
+    """A grid over layers and positions; prompts are run on construction, cells during iteration.
 
-    Arguments and errors are those of `Inspector.patch_grid`.
+    The arguments and errors are those of `Inspector.patch_grid`.
 
     Attributes:
-        base: What the base's own pass predicts.
-        source: What the source's does.
-        floor: What rounding alone moves the measured logit by: the largest difference, over the probable tokens of both
-            prompts, between the pass as the model answers and the same pass in float32.
+        base: The base prompt's prediction, unpatched.
+        source: The source prompt's prediction.
+        floor: The change of the measured logit caused by rounding alone: the largest difference, over the probable
+            tokens of both prompts, between the pass as the model generates and the same pass in float32.
         base_ids: The prompt that is patched.
         layers: The rows.
         positions: The columns.
@@ -94,7 +95,7 @@ class PatchGrid:
         self.floor = max(self._floor(runner, seen) for seen in (self._base, self._source))
 
     def cells(self) -> Iterator[PatchCell]:
-        """Yield the cells, layer by layer; closing the generator ends the work."""
+        """Yield the cells, layer by layer; closing the generator stops the computation."""
         total, done = len(self.layers) * len(self.positions), 0
         whole = self.source.logit - self.base.logit
         for layer in self.layers:
@@ -106,7 +107,7 @@ class PatchGrid:
                     yield PatchCell(layer, position, found.logit, found.probability, recovered, done, total)
 
     def _groups(self, layer: int) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield positions that are run side by side, and those of them at which the prompts differ, in order."""
+        """Yield positions that are run as one batch, and those of them at which the prompts differ, in order."""
         key, num_tokens = (_NAMES[self._part], layer), len(self.base_ids)
         differs_T = (self._base.arrays[key] != self._source.arrays[key]).any(-1)
         group, room = list[int](), _TOKENS
@@ -121,7 +122,7 @@ class PatchGrid:
 
     @torch.inference_mode()
     def _run(self, layer: int, positions: Sequence[int]) -> list[Measured]:
-        """Run the base with each of these positions patched, side by side."""
+        """Run the base with each of these positions patched, as one batch."""
         shell, device, num_tokens = shell_of(self._model), self._model.device, len(self.base_ids)
         first = [0] * len(positions) if self._runs_whole else positions
         places = [(cell, at) for cell, start in enumerate(first) for at in range(start, num_tokens)]
@@ -138,7 +139,7 @@ class PatchGrid:
             return self._measure(self._model.logits(stream_MD[at_M == num_tokens - 1]))
 
     def _start(self, shell: LlamaForCausalLM, layer: int, at_BT: Tensor, is_patched_BT: Tensor) -> list[nn.Module]:
-        """Return stand-ins for the layers up to the patched one, whose output is known but for the rest of the last."""
+        """Return stand-ins for the layers up to the patched one; only the rest of that layer is computed."""
         key = _NAMES[self._part], layer
         put_BTD = self._tensor(self._base, key)[at_BT]
         put_BTD[is_patched_BT] = self._tensor(self._source, key)[at_BT[is_patched_BT]]
@@ -156,7 +157,7 @@ class PatchGrid:
         return torch.from_numpy(seen.arrays[key]).to(self._model.device, self._model.dtype)
 
     def _floor(self, answering: Runner, exact: Trace) -> float:
-        """Return the largest difference of a probable token's logit, or of two such tokens' difference."""
+        """Return the largest rounding error of a probable token's logit, or of the difference of two."""
         exact_V = exact.arrays["logits", None][-1]
         answering_V = trace(answering, exact.token_ids, names=["logits"], positions=[-1]).arrays["logits", None][0]
         probable = [*largest(exact_V, min(_PROBABLE, len(exact_V))).tolist(), self._target]
@@ -173,7 +174,7 @@ class PatchGrid:
 
 
 class _Given(nn.Module):
-    """A module's known output in its place."""
+    """A stand-in that returns a module's precomputed output."""
 
     def __init__(self, output: Tensor) -> None:
         super().__init__()
@@ -184,9 +185,9 @@ class _Given(nn.Module):
 
 
 class _Rest:
-    """An `Attend` for the last tokens of some cells, packed into one row; what is before them is the base's.
+    """An `Attend` for the last tokens of several cells, packed into one row; earlier tokens are the base's.
 
-    Attention runs in the shape of whole passes side by side, so that it has their bits.
+    Attention runs in the shape of a batch of whole passes, so that it is bit-identical to them.
     """
 
     def __init__(

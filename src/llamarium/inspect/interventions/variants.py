@@ -1,9 +1,9 @@
-"""Variants: the same model with its weights stored otherwise, or with another head; by PyTorch or in C.
+"""Variants: the same model with weights of another type, or with another head, in PyTorch or C.
 
-The cost of a type of weights shows when both models read the same text (`measures/comparison.py`). A variant is made of
-the weights in memory. Of quantized weights, "float32" is what they mean now, multiplied without further rounding, and
-"NF4" is rounded twice. Variants compute in float32, so two of them differ in their weights alone: on the modules, or,
-without PyTorch, in C, which holds all of their weights as float32. No torch at import.
+Running a model and its variant on the same text shows what a weight type costs (`measures/comparison.py`). A variant is
+made from the weights in memory. If these are quantized already, "float32" dequantizes them, and "NF4" rounds a second
+time. Variants compute in float32, so two of them differ only in their weights. They run on the modules or, without
+PyTorch, in C, which holds all weights as float32. No torch at import.
 """
 
 from dataclasses import replace
@@ -34,14 +34,14 @@ BITS: dict[VariantName, float] = {"float32": 32, "Q8_0": 8.5, "Q4_1": 5, "NF4": 
 
 
 def variant_of(model: "LlamaForCausalLM", name: VariantName, *, seed: int = 0) -> "LlamaForCausalLM":
-    """Return a copy of a model's modules, otherwise stored, adapters merged; the model stays as it is.
+    """Return a copy of a model's modules with weights of another type, adapters merged.
 
-    "random-head" gives a tied model a head of its own, of the rows that training begins with; "tied-head" makes the
-    table the head, as a loader does that ignores that they were stored apart.
+    "random-head" unties a tied model's head and initializes it as training does; "tied-head" uses the embedding as the
+    head, like a loader that ignores a separately stored head. The given model is not changed.
 
     Raises:
-        InputError: For a head that the model has already, or modules whose weights are not known.
-        OptionError: For another name, or a shape that the type cannot take.
+        InputError: If the model already has that head, or for modules of unknown weight types.
+        OptionError: For an unknown name, or a shape that the type does not support.
     """
     from torch import nn, no_grad
 
@@ -71,7 +71,7 @@ def variant_of(model: "LlamaForCausalLM", name: VariantName, *, seed: int = 0) -
 
 
 def variant_in_c(runner: Runner, name: VariantName, *, seed: int = 0) -> Runner:
-    """Return what runs a variant in C, adapters merged; arguments and errors are those of `variant_of`."""
+    """Build a native runner for a variant, adapters merged; arguments and errors as in `variant_of`."""
     config = runner.config
     _check(config, name, seed)
     if name == "random-head":
@@ -87,9 +87,9 @@ def variant_in_c(runner: Runner, name: VariantName, *, seed: int = 0) -> Runner:
 
 
 def variant_bytes(runner: Runner, name: VariantName, *, in_c: bool) -> int:
-    """Return what a variant of this model occupies beside it, by its shape alone.
+    """Return the additional memory that a variant needs, in bytes, computed from the shapes.
 
-    OptionError for another name, or a shape that the type cannot take.
+    OptionError for an unknown name, or a shape that the type does not support.
     """
     check_choice("name", name, get_args(VariantName))
     shapes, linears = {key: one.shape for key, one in runner.weights.items()}, set(_linears(runner))
@@ -104,7 +104,7 @@ def variant_bytes(runner: Runner, name: VariantName, *, in_c: bool) -> int:
 
 
 def without_rope_scaling(runner: Runner) -> Runner:
-    """Return a runner of the same weights whose queries and keys turn as before the context was stretched."""
+    """Return a runner with the same weights and without RoPE scaling."""
     return replaced_in_c(runner, replace(runner.config, rope_scaling=None), {})
 
 

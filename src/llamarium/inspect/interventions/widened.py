@@ -1,8 +1,9 @@
-"""A model's modules once more, computing in float32 over the weights as they are stored.
+"""A copy of a model's modules that computes in float32 over the stored weights.
 
-For experiments: what one changes in a pass is often smaller than what bfloat16 rounds away. Half-precision weights are
-converted a few rows at a time as they are used, so that a large model is not held twice. Packed weights are multiplied
-with inputs of 16 bits instead of 8 (`quant/packed.py`), which differs from float32 products by some 1e-4 in a logit.
+Experiments need it because the effect of an intervention is often smaller than bfloat16's rounding error.
+Half-precision weights are converted a few rows at a time as they are used, so a large model is not in memory twice.
+Packed weights are multiplied with inputs of 16 bits instead of 8 (`quant/packed.py`), which changes logits by about
+1e-4 compared with float32 products.
 """
 
 import torch
@@ -20,7 +21,7 @@ _CHUNK_WEIGHTS = 2**20
 
 
 def in_float32(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Return a shell of a model that computes in float32; its small parameters are copies, its matrices shared."""
+    """Return a shell of a model that computes in float32; small parameters are copied, matrices shared."""
     shell = shell_of(model)
     for module in shell.modules():
         if isinstance(module, LinearPacked):
@@ -46,7 +47,7 @@ def _convert(module: nn.Module) -> None:
 
 
 class _WideLinear(nn.Linear):
-    """A Linear of half-precision weights that multiplies in float32, some rows at a time."""
+    """A Linear with half-precision weights that multiplies in float32, a few rows at a time."""
 
     def forward(self, input: Tensor) -> Tensor:
         parts: list[Tensor] = []
@@ -57,7 +58,7 @@ class _WideLinear(nn.Linear):
 
 
 class _WideEmbedding(nn.Embedding):
-    """A half-precision table whose vectors come out in float32."""
+    """A half-precision embedding that returns float32 vectors."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).float()

@@ -1,1 +1,1 @@
-"""GGUF's types: back to weights (`blocks`), from weights (`encode`, `encode_k`), and as modules (`linear`)."""
+"""GGUF's block types: decoding (`blocks`), encoding (`encode`, `encode_k`) and modules (`linear`)."""

@@ -1,4 +1,4 @@
-"""GGUF blocks as tensors; `decode.py` is the definition of every format."""
+"""Dequantize GGUF blocks to tensors; `decode.py` defines every format."""
 
 import torch
 from torch import Tensor
@@ -11,13 +11,13 @@ from llamarium.quant.ggml.decode import decode_into
 def dequantize(
     packed: Tensor, type_name: str, dtype: torch.dtype = torch.float32, *, out: Tensor | None = None
 ) -> Tensor:
-    """Turn packed rows into weights.
+    """Dequantize packed rows.
 
     Args:
         packed: uint8, (..., row_bytes).
         type_name: A key of `GGML_TYPES`.
-        dtype: Of the result. The arithmetic is float32 always; the result is rounded once.
-        out: Contiguous (..., columns); written instead of a new tensor, in its own dtype.
+        dtype: Data type of the result. The arithmetic is always float32; the result is rounded once.
+        out: Output tensor, contiguous, (..., columns); its dtype takes precedence over `dtype`.
 
     Returns:
         (..., columns).

@@ -1,9 +1,9 @@
-"""The codebooks of GGUF's IQ types: the vectors that their codes are indices of.
+"""Codebooks of GGUF's IQ types: the vectors that the codes index.
 
 This is data, made by `tools/make_codebooks.py`.
 
 A codebook is a list of vectors of 4 or 8 components. Each component is one of a few magnitudes, and is stored as the
-place of its magnitude in that list: four bits, the first component in the low half of a byte, in base 85.
+index of its magnitude in that list: four bits, the first component in the low half of a byte, in base 85.
 
 Source: the values are those of ggml, `ggml-common.h` (`iq2xxs_grid`, ...), read from the `gguf` package,
 `gguf/quants.py`.
@@ -16,9 +16,9 @@ class Codebook(NamedTuple):
     """A codebook as text.
 
     Attributes:
-        magnitudes: What the stored places stand for.
-        width: Components of a vector.
-        data: Places in base 85, two to a byte.
+        magnitudes: The values that the stored indices refer to.
+        width: Number of components per vector.
+        data: Indices, two per byte, in base 85.
     """
 
     magnitudes: tuple[int, ...]

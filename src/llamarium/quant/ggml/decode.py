@@ -1,10 +1,10 @@
-"""From GGUF blocks back to weights, bit for bit as ggml does it: one definition for numpy and PyTorch.
+"""Dequantize GGUF blocks, bit-identical to ggml: one definition for NumPy and PyTorch.
 
-The decoders use only what the modules `numpy` and `torch` both have under one name, and get the module as `xp`. So the
-base installation decodes with numpy, and PyTorch decodes on any device.
+The decoders use only functions that `numpy` and `torch` have under the same name, and get the module as `xp`. So the
+base installation decodes with NumPy, and PyTorch decodes on any device.
 
-The work of one format is a few lines: cut the block into its fields, join the bits of the codes, and apply the scales
-in float32 in ggml's order of operations. The order matters: `(d * q) + m` with two roundings is the reference, a fused
+Each format takes a few lines: split the block into its fields, join the bits of the codes, and apply the scales in
+float32 in ggml's order of operations. The order matters: `(d * q) + m` with two roundings is the reference, a fused
 multiply-add is not.
 
 Codes are packed in one pattern everywhere: the bytes of a run hold field 0 of the first weights, field 1 of the next,
@@ -14,7 +14,7 @@ and so on. For 4-bit codes in a block of 32, byte i holds weight i in its low ha
 A cache-sized piece of the tensor is decoded at a time: all intermediate values of a piece stay in L2, and only packed
 bytes and results travel to memory.
 
-Source: ggml-quants.c, `dequantize_row_*`; held to `gguf.quants` by the tests.
+Source: ggml-quants.c, `dequantize_row_*`. The tests compare with `gguf.quants`.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ _PIECE_WEIGHTS = 2**18
 def decode_blocks(
     type_name: str, data: NDArray[np.uint8], num_columns: int, out: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """Decode whole packed rows with numpy, uint8 in any shape, of a type in `GGML_TYPES`: (rows, num_columns).
+    """Decode packed rows, uint8 in any shape, of a type in `GGML_TYPES` with NumPy: (rows, num_columns).
 
     `out`: contiguous, of the result's size; overwritten and returned.
     """
@@ -104,7 +104,7 @@ def _q5_1(xp: Any, blocks: Any) -> Any:
 
 
 def _iq4_values(xp: Any, codes: Any) -> Any:
-    """Return what codes of IQ4_NL or IQ4_XS stand for, float32."""
+    """Return the values of IQ4_NL or IQ4_XS codes, float32."""
     levels = xp.asarray(IQ4_NL_VALUES, dtype=xp.float32)
     levels = levels if xp is np else levels.to(codes.device)
     return xp.take(levels, xp.asarray(codes, dtype=xp.int64))
@@ -133,7 +133,7 @@ def _q2_k(xp: Any, blocks: Any) -> Any:
 def _q3_k(xp: Any, blocks: Any) -> Any:
     """Block: 32 bytes of third bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales, d half; 16 sub-blocks.
 
-    A third bit that is not set means minus 4, so codes run from -4 to 3. Scales run from -32 to 31: 8 bytes hold
+    If the third bit is not set, 4 is subtracted, so codes are -4 to 3. Scales are -32 to 31: 8 bytes hold
     their low four bits, 4 bytes their high two.
     """
     scales = fields(xp, blocks[:, 96:104], 4, 8) | (fields(xp, blocks[:, 104:108], 2, 4) << 4)
@@ -143,9 +143,9 @@ def _q3_k(xp: Any, blocks: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SuperBlocks:
-    """n blocks of Q4_K, Q5_K, Q6_K or IQ4_XS as the integers and halves that they hold, in arrays or tensors.
+    """Fields of n blocks of Q4_K, Q5_K, Q6_K or IQ4_XS, as arrays or tensors.
 
-    A weight is `d * scale * code - dmin * minimum`. Q6_K and IQ4_XS have no minima: there it is
+    A weight is `d * scale * code - dmin * minimum`. Q6_K and IQ4_XS have no minima: their weights are
     `d * scale * (code - 32)` and `d * scale * IQ4_NL_VALUES[code]`.
 
     Attributes:

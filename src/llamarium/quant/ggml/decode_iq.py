@@ -1,13 +1,13 @@
-"""GGUF's types whose codes are indices of vectors, back to weights, bit for bit as ggml does it.
+"""Dequantize GGUF's IQ types, whose codes index vectors, bit-identical to ggml.
 
-A code stands for four or eight neighbouring weights: the magnitudes of a vector of a codebook (`codebooks.py`). Their
-signs are bits beside it. Seven sign bits are enough for eight weights in the smallest types: the eighth makes the
-number of minus signs even. In IQ1 the vectors have signs themselves, and all components are shifted by 1/8.
+A code gives the magnitudes of four or eight neighbouring weights: it is the index of a vector in a codebook
+(`codebooks.py`). Signs are stored separately as bits. In the smallest types seven sign bits serve eight weights: the
+eighth makes the number of minus signs even. In IQ1 the vectors contain signs, and all components are shifted by 1/8.
 
 Blocks have 256 weights, a float16 scale d, and a small integer for each 16 or 32 weights that multiplies it. Each
 decoder takes uint8 (n, bytes of a block) and gives float32 (n, 256); `xp` is `numpy` or `torch`.
 
-Source: ggml-quants.c, `dequantize_row_iq*`; held to `gguf.quants` by the tests.
+Source: ggml-quants.c, `dequantize_row_iq*`. The tests compare with `gguf.quants`.
 """
 
 import base64
@@ -34,7 +34,7 @@ def _vectors(type_name: str) -> NDArray[np.float32]:
 
 @functools.cache
 def _even_signs() -> NDArray[np.float32]:
-    """Return the signs of eight weights by their seven bits: (128, 8), 1 or -1, with an even number of -1."""
+    """Return the signs of eight weights for each value of seven bits: (128, 8), 1 or -1, an even number of them -1."""
     bits = np.arange(128)[:, None] >> np.arange(7) & 1
     return (1 - 2 * np.concatenate((bits, bits.sum(1, keepdims=True) & 1), axis=1)).astype(np.float32)
 
@@ -56,12 +56,12 @@ def _words(xp: Any, part: Any) -> Any:
 
 
 def _signs(xp: Any, part: Any) -> Any:
-    """Return the signs that bits say, lowest first: uint8 (n, k) to float32 (n, k, 8), 1 or -1."""
+    """Convert bits, lowest first, to signs: uint8 (n, k) to float32 (n, k, 8), 1 or -1."""
     return 1 - 2 * to_float(xp, fields(xp, part, 1, 1)).reshape(*part.shape, 8)
 
 
 def _signs_and_scales(xp: Any, part: Any) -> tuple[Any, Any]:
-    """Take apart words of 32 bits: four times seven sign bits, then four bits of a scale.
+    """Split 32-bit words into four groups of seven sign bits and a 4-bit scale.
 
     Returns:
         Signs, (n, 4 words, 8), and scales, (n, words), float32.

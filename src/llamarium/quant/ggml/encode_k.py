@@ -1,19 +1,19 @@
-"""From weights to GGUF blocks of the K types: the readable counterpart of `native/encode.c`, with the same bytes.
+"""Quantize weights to GGUF's K types: the readable counterpart of `native/encode.c`, with identical bytes.
 
 A block of 256 weights has two levels of scales. Each sub-block has a step and, in Q4_K and Q5_K, an offset; these are
 small integers times one or two halves of the block. Which steps and offsets are best is found by a search:
 
 1. Try some steps near the one with which the codes just reach all weights of a sub-block. A smaller one cuts off the
-   outermost weights and serves all others better.
-2. Round the weights to codes with each, and with these codes solve for the step and the offset of least squared error.
-   Of all tries the best is kept. Errors count by the weight's size, since large weights move the output more.
+   outermost weights and represents all others better.
+2. Round the weights to codes with each, and solve for the step and the offset of least squared error given these codes.
+   The best try is kept. Errors are weighted by the weight's size, since large weights affect the output more.
 3. Round steps and offsets to small integers. With those, find the codes, and then the halves of least squared error.
 
 Nothing is fused, and sums are taken in one order: the 16 weights of a lane one after the other, then lanes. So numpy,
 and C with registers of any width, find the same bytes. A lane is a sub-block of Q6_K, or half of one in Q4_K and Q5_K.
 
-Source: ggml-quants.c of llama.cpp has the idea (`make_qkx2_quants`, `make_qx_quants`). Other steps are tried here, and
-halves are solved for. The tests hold the error to what llama.cpp's quantizer reaches.
+Source: the idea is from ggml-quants.c of llama.cpp (`make_qkx2_quants`, `make_qx_quants`). Here other steps are tried,
+and the halves are solved for. The tests compare the error with that of llama.cpp's quantizer.
 """
 
 from typing import Any
@@ -80,7 +80,7 @@ def _fit_lines(x: Floats, w: Floats, high: int) -> tuple[Floats, Floats]:
 
     Args:
         x: Weights, (n, 16, 16).
-        w: How much their errors count.
+        w: Weights of their squared errors.
         high: The largest code.
 
     Returns:
@@ -130,7 +130,7 @@ def _codes(x: Floats, s: Floats, t: Floats, d: Floats, m: Floats, low: int, high
 
 
 def _refit(x: Floats, w: Floats, s: Floats, t: Floats, q: Floats, d: Floats, m: Floats) -> tuple[Floats, Floats]:
-    """Solve for the d and m of least squared error, (n, 1, 1) each; where there are none, those given stay."""
+    """Solve for the d and m of least squared error, (n, 1, 1) each; the given ones stay where there is no solution."""
     a, wt = s * q, w * t
     wa = w * a
     aa, at, tt, ax, tx = (_sum(_sum(p).swapaxes(1, 2)) for p in (wa * a, wa * t, wt * t, wa * x, wt * x))
@@ -151,7 +151,7 @@ def _sum(values: Floats) -> Floats:
 
 
 def _pairs(lanes: Floats) -> Floats:
-    """Show (n, 16, 1) beside what the other lane of the sub-block has: (n, 16, 2)."""
+    """Pair each lane's value, (n, 16, 1), with the other lane's of its sub-block: (n, 16, 2)."""
     other = lanes.reshape(-1, _LANES // 2, 2)[..., ::-1].reshape(-1, _LANES, 1)
     return np.concatenate((lanes, other), axis=-1)
 
@@ -162,7 +162,7 @@ def _both(lanes: Floats) -> Floats:
 
 
 def _between(values: Floats, low: int, high: int) -> Floats:
-    """Round to whole numbers from `low` to `high`, halves to even; what is no number becomes `low`."""
+    """Round to integers from `low` to `high`, halves to even; NaN becomes `low`."""
     return np.rint(np.minimum(np.where(values > low, values, np.float32(low)), np.float32(high)))
 
 

@@ -1,4 +1,4 @@
-"""Pieces that all decoders of blocks are made of: copies, half-precision numbers, and small fields of bits.
+"""Building blocks of all block decoders: copies, half-precision numbers, and bit fields.
 
 `xp` is the module of the arrays, `numpy` or `torch`, as everywhere in this package.
 """
@@ -28,7 +28,7 @@ def fields(xp: Any, packed: Any, num_bits: int, run: int) -> Any:
         xp: `numpy` or `torch`.
         packed: uint8, (n, bytes).
         num_bits: 1, 2 or 4.
-        run: Within each run of so many bytes, field 0 of all bytes comes first, then field 1, ...
+        run: Number of bytes in a run; within a run, field 0 of all bytes comes first, then field 1, ...
 
     Returns:
         uint8, (n, bytes * 8 / num_bits).

@@ -1,9 +1,9 @@
-"""GGUF's block formats as modules: weights stay packed in memory and are dequantized where they are used.
+"""PyTorch modules over GGUF blocks: weights stay packed in memory and are dequantized on use.
 
 SmolLM2 in Q4_1 takes 5 bits per weight this way instead of 16. The buffer is called `weight` and holds the bytes of
-the file, so a checkpoint's keys are the module's keys.
+the file, so the checkpoint's keys equal the module's keys.
 
-A tied model gives its embedding and its head the same tensor object; `LinearGGML` and `EmbeddingGGML` read one layout.
+In a tied model, the embedding and the head share one tensor; `LinearGGML` and `EmbeddingGGML` read the same layout.
 """
 
 import torch
@@ -24,7 +24,7 @@ class LinearGGML(QuantizedLinear):
     """
 
     def __init__(self, weight: Tensor, type_name: str) -> None:
-        """Take the packed rows as they are; nothing is copied."""
+        """Wrap packed rows without copying them."""
         super().__init__(_num_columns(weight, type_name), len(weight))
         self.type_name = type_name
         self.register_buffer("weight", weight)
@@ -34,7 +34,7 @@ class LinearGGML(QuantizedLinear):
         return dequantize(self.weight[start:stop], self.type_name, dtype)
 
     def extra_repr(self) -> str:
-        """Return what `nn.Linear` shows, and the format."""
+        """Return the text of `nn.Linear`, and the format."""
         return f"{super().extra_repr()}, type={self.type_name}"
 
 
@@ -42,7 +42,7 @@ class EmbeddingGGML(QuantizedEmbedding):
     """An embedding over packed blocks, uint8 (num_embeddings, row_bytes): only rows looked up are dequantized."""
 
     def __init__(self, weight: Tensor, type_name: str, dtype: torch.dtype = torch.float32) -> None:
-        """Take the packed rows as they are; nothing is copied."""
+        """Wrap packed rows without copying them."""
         super().__init__(weight, (len(weight), _num_columns(weight, type_name)), type_name, dtype)
 
     def forward(self, ids: Tensor) -> Tensor:
