@@ -4,7 +4,7 @@ import { EngineError } from "./errors.ts";
 import { readHeader } from "./gguf.ts";
 import { Kernels } from "./kernels.ts";
 import { NativeModel } from "./model.ts";
-import { openSource } from "./source.ts";
+import { openSource, type Reader } from "./source.ts";
 import { readTokenizer, type Tokenizer } from "./tokenizer/index.ts";
 import type { Kernels as Given, Model, ModelConfig, OpenModel, OpenOptions, Progress, Source } from "./types.ts";
 import { loadWeights } from "./weights.ts";
@@ -26,13 +26,20 @@ function tokenizerOf(metadata: Metadata, rows: number): Tokenizer | null {
   }
 }
 
+/** The file's beginning and the kernels, which are fetched at the same time; where one fails, the other is closed. */
+async function both(opening: Promise<Reader>, starting: Promise<Kernels>): Promise<[Reader, Kernels]> {
+  const [reader, kernels] = await Promise.allSettled([opening, starting]);
+  if (reader.status === "fulfilled" && kernels.status === "fulfilled") return [reader.value, kernels.value];
+  if (reader.status === "fulfilled") reader.value.close();
+  if (kernels.status === "fulfilled") kernels.value.end();
+  throw [kernels, reader].find((one) => one.status === "rejected")?.reason; // without kernels no other file helps
+}
+
 /** Open a model; rejects with an EngineError. */
 export const openModel: OpenModel = async (source: Source, given: Given, options: OpenOptions | ((progress: Progress) => void) = {}): Promise<Model> => {
   const { onProgress, signal, context, name, threading } = typeof options === "function" ? { onProgress: options } as OpenOptions : options;
-  const reader = await openSource(source, name, signal);
-  let kernels: Kernels | undefined;
+  const [reader, kernels] = await both(openSource(source, name, signal), Kernels.start(given, threading));
   try {
-    kernels = await Kernels.start(given, threading);
     const header = await readHeader(reader), metadata = new Metadata(reader.name, header.metadata);
     const shape = readShape(metadata, header), tokenizer = tokenizerOf(metadata, shape.vocab);
     const { weights, divisors, warnings } = await loadWeights(kernels, header, shape, { onProgress, signal });
@@ -51,7 +58,7 @@ export const openModel: OpenModel = async (source: Source, given: Given, options
     };
     return new NativeModel({ kernels, shape, rotation, weights, tokenizer, config });
   } catch (error) {
-    kernels?.end();
+    kernels.end();
     throw error;
   } finally {
     reader.close();

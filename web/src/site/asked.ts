@@ -46,7 +46,7 @@ export class Fields {
 
   text(name: string): string {
     const value = this.fields[name];
-    if (typeof value !== "string") throw new Refused(400, `${name} is not a text`, "invalid_parameter", name);
+    if (typeof value !== "string") throw new Refused(400, `${name} must be a string`, "invalid_parameter", name);
     return value;
   }
 
@@ -58,7 +58,7 @@ export class Fields {
   whole(name: string, otherwise?: number, { least = 0, below = 2 ** 31 }: Bounds = {}): number {
     const value = this.has(name) ? Number(this.fields[name]) : otherwise;
     if (value === undefined || !Number.isInteger(value) || value < least || value >= below) {
-      throw new Refused(400, `${name} is ${String(value)}; expected ${least} to ${below - 1}`, "invalid_parameter", name);
+      throw new Refused(400, `${name} is ${String(value)}; it must be an integer from ${least} to ${below - 1}`, "invalid_parameter", name);
     }
     return value;
   }
@@ -70,7 +70,7 @@ export class Fields {
 
   number(name: string, otherwise: number): number {
     const value = this.has(name) ? Number(this.fields[name]) : otherwise;
-    if (!Number.isFinite(value)) throw new Refused(400, `${name} is not a finite number`, "invalid_parameter", name);
+    if (!Number.isFinite(value)) throw new Refused(400, `${name} must be a finite number`, "invalid_parameter", name);
     return value;
   }
 

@@ -95,7 +95,7 @@ function lessonOf(lesson: ClassLesson | null): Answer {
 
 /** Refuse live requests, with the code at which the page stops polling for them. */
 function withoutRequests(command: string): never {
-  throw new Refused(404, `requests of other programs are those of a local server: run ${command} --inspect-requests`, "requests_not_inspected");
+  throw new Refused(404, `live requests need a local server: run ${command} --inspect-requests`, "requests_not_inspected");
 }
 
 function notOffered(command: string): never {
@@ -105,7 +105,7 @@ function notOffered(command: string): never {
 function passOf({ passes, command }: Opened, body: Fields): Answer {
   const experiment = body.value("experiment");
   if (experiment !== undefined && experiment !== null) return notOffered(command);
-  if (body.has("adapter")) throw new Refused(404, "no adapter of this name is served; there is: none", "unknown_adapter", "adapter");
+  if (body.has("adapter")) throw new Refused(404, "this site has no adapters; leave out adapter", "unknown_adapter", "adapter");
   if (body.has("messages")) return notOffered(command);
   const ids = body.has("ids") ? (body.value("ids") as number[]) : passes.model.encode(body.text("text"), { bos: body.bool("add_special_tokens", true) }).ids;
   return json(viewOf(passes, passes.add(ids)));

@@ -163,6 +163,7 @@ def _index(page: str, scripts: str, origins: Sequence[str], stage: str) -> str:
     head = (
         f'    <meta http-equiv="content-security-policy" content="{html.escape(policy)}" />\n'
         f'    <link rel="stylesheet" href="./{scripts}/site.css" />\n'
+        f'    <link rel="modulepreload" href="./{scripts}/threads.js" />\n'
         f'    <script type="module" src="./{scripts}/start.js{query}"></script>\n'
     )
     before, charset, after = page.partition('    <meta charset="utf-8" />\n')

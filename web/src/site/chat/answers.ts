@@ -47,7 +47,7 @@ const TEXT: Form = {
 
 /** Answer a dialog. */
 export async function* chatOf(passes: Passes, chat: ChatTemplate | null, body: Fields, command: string): AsyncGenerator<unknown> {
-  if (!chat) throw new Refused(400, "this model has no form for dialogs; let it go on with a text, or open another model", "chat_format", "messages");
+  if (!chat) throw new Refused(400, "this model has no chat template; continue a text instead, or open another model", "chat_format", "messages");
   const prompt = await chat.encode(messagesOf(body, command));
   yield* told(passes, prompt, await chat.ends(), body, DIALOG, { field: "messages", command });
 }
@@ -60,11 +60,11 @@ export async function* completionOf(passes: Passes, chat: ChatTemplate | null, b
 
 function messagesOf(body: Fields, command: string): Message[] {
   const messages = body.value("messages");
-  if (!Array.isArray(messages) || messages.length === 0) throw new Refused(400, "messages is no list of messages", "invalid_parameter", "messages");
+  if (!Array.isArray(messages) || messages.length === 0) throw new Refused(400, "messages must be a list of at least one message", "invalid_parameter", "messages");
   return messages.map((one: { role?: unknown; content?: unknown; tool_calls?: unknown }, i) => {
-    if (one.role === "tool" || one.tool_calls !== undefined) throw notOffered("dialogs with tools", command, "messages");
+    if (one.role === "tool" || one.tool_calls !== undefined) throw notOffered("tool calls", command, "messages");
     if (typeof one.role === "string" && typeof one.content === "string") return { role: one.role, content: one.content };
-    throw new Refused(400, `messages[${i}] has no role or no text; expected both`, "invalid_parameter", "messages");
+    throw new Refused(400, `messages[${i}] must have a role and a content, both strings`, "invalid_parameter", "messages");
   });
 }
 
@@ -79,12 +79,12 @@ interface Named {
 
 /** Each step as an event of the chat; null while there is nothing to report. */
 async function* told(passes: Passes, prompt: readonly number[], ends: readonly number[], body: Fields, form: Form, { field, command }: Named): AsyncGenerator<unknown> {
-  for (const name of ["tools", "response_format"]) if (body.has(name)) throw notOffered("answers of a form", command, name);
-  if (body.has("model")) throw new Refused(404, "this site serves no adapters; leave the model out", "unknown_adapter", "model");
+  for (const name of ["tools", "response_format"]) if (body.has(name)) throw notOffered("tools and JSON schemas", command, name);
+  if (body.has("model")) throw new Refused(404, "this site has no adapters; leave out model", "unknown_adapter", "model");
   const { model, config } = passes, room = config.context - prompt.length;
-  if (prompt.length === 0) throw new Refused(400, "the text has no tokens; expected at least one", "invalid_parameter", field);
+  if (prompt.length === 0) throw new Refused(400, "the text is empty; at least one token is required", "invalid_parameter", field);
   if (room < 1) {
-    throw new Refused(400, `${prompt.length} tokens and an answer; ${config.context} fit into this page's context: begin a new conversation, or use a shorter text`, "context_length_exceeded", field);
+    throw new Refused(400, `the prompt has ${prompt.length} tokens, and the context length is ${config.context}: start a new conversation, or use a shorter text`, "context_length_exceeded", field);
   }
   const most = Math.min(body.maybe("max_tokens", { least: 1 }) ?? (form === DIALOG ? room : USUAL_LENGTH), room);
   for (let stop = PART; stop < prompt.length; stop += PART) {

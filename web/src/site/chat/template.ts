@@ -59,7 +59,7 @@ export class ChatTemplate {
     const { isInParts } = await this.#read();
     const words = JSON.stringify(messages) + this.template;
     const mark = MARKS.find((one) => !words.includes(one));
-    if (mark === undefined) throw new Refused(400, "the dialog holds all 30 noncharacters U+FDD0 to U+FDED, of which one must be free", "chat_format", "messages");
+    if (mark === undefined) throw new Refused(400, "the messages contain all 30 noncharacters U+FDD0 to U+FDED; remove one of them", "chat_format", "messages");
     const variant = (change: (text: string) => string): Variables => ({
       messages: messages.map((one) => ({ role: one.role, content: inForm(this.#changed(one, change), isInParts) })), add_generation_prompt: true,
     });
@@ -69,7 +69,7 @@ export class ChatTemplate {
     const parts = this.#split(marked);
     const isSame = marked.replaceAll(mark, "") === plain && controlOf(this.#split(swapped)) === controlOf(parts);
     if (!isSame) {
-      throw new Refused(400, "a message spells a control token, and the chat template looks into the texts, so that the two cannot be told apart; take the control token out of the message", "chat_format", "messages");
+      throw new Refused(400, "a message contains the text of a control token, and this chat template does not keep the two apart; remove it from the message", "chat_format", "messages");
     }
     return this.model.encodeParts(parts.map((part) => (typeof part === "string" ? part.replaceAll(mark, "") : part)));
   }

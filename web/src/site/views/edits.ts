@@ -21,7 +21,7 @@ function positionsOf(fields: Fields, tokens: number): number[] | null {
 function editOf({ config }: Passes, pass: Pass, given: EditFields): Edit {
   const fields = new Fields({ ...given });
   const part = fields.text("part") as Part;
-  if (!["embed", "attention", "head", "mlp", "residual"].includes(part)) throw new Refused(400, `there is no part ${part}`, "invalid_parameter", "edits");
+  if (!["embed", "attention", "head", "mlp", "residual"].includes(part)) throw new Refused(400, `part is ${part}; it must be embed, attention, head, mlp or residual`, "invalid_parameter", "edits");
   return {
     part, positions: positionsOf(fields, pass.ids.length), factor: fields.number("factor", 0),
     layer: part === "embed" ? null : fields.whole("layer", undefined, { below: config.layers }),
@@ -90,7 +90,7 @@ export function patchesOf(passes: Passes, pass: Pass, body: Fields): Answer {
   const columns = (body.value("positions") as number[] | null | undefined) ?? range(0, tokens);
   if (rows.length * columns.length > MOST_CELLS) throw new Refused(400, `${rows.length * columns.length} cells; ${MOST_CELLS} at most are computed at once: ask for fewer layers or positions`, "invalid_parameter", "positions");
   const part = PATCHED[body.has("part") ? body.text("part") : "residual"];
-  if (!part) throw new Refused(400, "there is no such part; expected residual, attention or mlp", "invalid_parameter", "part");
+  if (!part) throw new Refused(400, "part must be residual, attention or mlp", "invalid_parameter", "part");
   const measure = (logits: Float32Array): Measured => ({
     logit: (logits[target] as number) - (against === undefined ? 0 : (logits[against] as number)), probability: softmax(logits)[target] as number,
   });

@@ -87,7 +87,7 @@ export function penaltiesOf(logits: Float32Array, body: Fields, ids: readonly nu
 
 export function samplerOf(passes: Passes, pass: Pass, body: Fields): Answer {
   for (const field of ["response_format", "tools"]) {
-    if (body.has(field)) throw new Refused(404, "answers of a form are chosen by a local server: run `llamarium inspect`", "not_offered", field);
+    if (body.has(field)) throw new Refused(404, "tools and JSON schemas need a local server: run `llamarium inspect`", "not_offered", field);
   }
   const position = body.whole("position", pass.ids.length - 1, { below: pass.ids.length });
   const start = body.whole("start", position + 1, { least: 1, below: position + 2 });
