@@ -8,7 +8,7 @@ from torch import Tensor
 
 from llamarium.checkpoints import modules
 from llamarium.config import ModelConfig, RopeScaling
-from llamarium.kernels import native
+from llamarium.kernels import native, structs
 from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
@@ -68,6 +68,6 @@ def native_runner(model: LlamaForCausalLM) -> NativeRunner:
     return NativeRunner(model.config, weights_of(model))
 
 
-def product(matrix: native.CMatrix, x: Tensor, input_bits: InputBits = INPUT_BITS) -> Tensor:
+def product(matrix: structs.CMatrix, x: Tensor, input_bits: InputBits = INPUT_BITS) -> Tensor:
     """`native.product` of tensors."""
     return torch.from_numpy(native.product(matrix, x.numpy(), input_bits))

@@ -18,7 +18,7 @@ from closeness import reference_of, roundings
 from llamarium.adapters.config import LoRAConfig
 from llamarium.attention import CausalAttend, TrainingAttend
 from llamarium.config import ModelConfig
-from llamarium.kernels import cpu_training, native
+from llamarium.kernels import cpu_training, native, structs
 from llamarium.model import (
     LlamaAttention,
     LlamaDecoderLayer,
@@ -183,7 +183,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     compute = native.compute_pointwise
 
-    def note(call: native.CPointwise) -> None:
+    def note(call: structs.CPointwise) -> None:
         found.append(call.op)
         compute(call)
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from llamarium.errors import OptionError
-from llamarium.kernels import native
+from llamarium.kernels import native, structs
 from llamarium.quant.formats import FORMATS, GROUP, PACKED_FORMATS, TILE_ROWS, chosen_type
 
 pytestmark = pytest.mark.torch
 
 
 def test_the_kernels_names_and_numbers_are_the_tables():
-    floats = {"BF16": native.Kind.BF16, "F16": native.Kind.F16, "F32": native.Kind.F32}
-    assert {kind.name: kind for kind in native.Kind} == floats | {n: f.kind for n, f in PACKED_FORMATS.items()}
+    floats = {"BF16": structs.Kind.BF16, "F16": structs.Kind.F16, "F32": structs.Kind.F32}
+    assert {kind.name: kind for kind in structs.Kind} == floats | {n: f.kind for n, f in PACKED_FORMATS.items()}
 
 
 @pytest.mark.parametrize("name", PACKED_FORMATS)
@@ -40,7 +40,7 @@ def test_a_tile_is_laid_out_as_in_c(name: str):
     lib, tile, format = native.library(), Tile(), PACKED_FORMATS.get(name)
     assert lib is not None
     if format is None:
-        kind = native.Kind.__members__.get(name, 99)
+        kind = structs.Kind.__members__.get(name, 99)
         assert lib.lm_tile_of(kind, byref(tile)) != 0
         return
     assert lib.lm_tile_of(format.kind, byref(tile)) == 0

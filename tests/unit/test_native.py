@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from llamarium.errors import OptionError
-from llamarium.kernels import native, threads
+from llamarium.kernels import native, structs, threads
 from llamarium.kernels.native import InputBits
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.ggml.blocks import dequantize
@@ -89,7 +89,7 @@ def test_a_product_of_bfloat16_equals_torchs(kernels: str, rows: int) -> None:
     weight, x = torch.randn(rows, 96).bfloat16(), torch.randn(70, 96)
     if kernels == "avx512_bf16":
         x = x.bfloat16().float()  # as it rounds them itself
-    matrix = native.CMatrix(native.Kind.BF16, rows, 96, weight.data_ptr(), None)
+    matrix = structs.CMatrix(structs.Kind.BF16, rows, 96, weight.data_ptr(), None)
     for count in (1, 3, 70):
         torch.testing.assert_close(product(matrix, x[:count]), x[:count] @ weight.float().T, rtol=0, atol=1e-4)
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llamarium.errors import InputError
-from llamarium.kernels import native
+from llamarium.kernels import native, structs
 
 pytestmark = pytest.mark.quick
 
@@ -24,7 +24,7 @@ SHAPES = {
 }  # fmt: skip
 WIDTHS = dict(
     zip(
-        native.TAPS_OF_A_LAYER,
+        structs.TAPS_OF_A_LAYER,
         (D, N * H, K * H, K * H, N * H, N * H, D, D, D, F, F, F, F, D, D),
         strict=True,
     )
@@ -58,12 +58,12 @@ class Tiny:
         self.frequencies = (10000.0 ** (-2.0 * np.arange(H // 2) / H)).astype(np.float32)
         self.norms = {f"{name}.{i}": self.floats(D) + 1.5 for i in range(L) for name in ("attn_norm", "mlp_norm")}
         self.norms["final"] = self.floats(D) + 1.5
-        layers = (native.CLayer * L)()
+        layers = (structs.CLayer * L)()
         for i in range(L):
             matrices = {name: self.matrix(f"{name}.{i}", *shape, bias=True) for name, shape in SHAPES.items()}
             norms = (self.norms[f"{name}.{i}"].ctypes.data for name in ("attn_norm", "mlp_norm"))
-            layers[i] = native.CLayer(*norms, **matrices)
-        self.model = native.CModel(
+            layers[i] = structs.CLayer(*norms, **matrices)
+        self.model = structs.CModel(
             L, D, F, N, K, H, EPS, 0, self.frequencies.ctypes.data, self.factor,
             self.norms["final"].ctypes.data, layers,
             self.matrix("table", V, D), self.matrix("head", V, D), 0, None, 16,
@@ -72,11 +72,11 @@ class Tiny:
     def floats(self, *shape: int) -> Array:
         return self.random.uniform(-1, 1, shape).astype(np.float32)
 
-    def matrix(self, name: str, rows: int, cols: int, *, bias: bool = False) -> native.CMatrix:
+    def matrix(self, name: str, rows: int, cols: int, *, bias: bool = False) -> structs.CMatrix:
         stored = self.values[name] = self.floats(rows, cols) * np.float32(0.3)
         added = self.biases[name] = self.floats(rows) if bias else np.zeros(rows, np.float32)
-        return native.CMatrix(
-            native.Kind.F32, rows, cols, stored.ctypes.data, None, added.ctypes.data if bias else None
+        return structs.CMatrix(
+            structs.Kind.F32, rows, cols, stored.ctypes.data, None, added.ctypes.data if bias else None
         )
 
     def correction(self, name: str, rank: int, *, gain: bool) -> Correction:
@@ -86,10 +86,10 @@ class Tiny:
 
     def add_adapters(self, *adapters: dict[str, Correction]) -> None:
         self.adapters = list(adapters)
-        described = (native.CAdapter * len(adapters))()
+        described = (structs.CAdapter * len(adapters))()
         for adapter, own in zip(adapters, described, strict=True):
-            own.layers = (native.CLoraLayer * L)(
-                *(native.CLoraLayer(*(lora(adapter.get(f"{name}.{i}")) for name in SHAPES)) for i in range(L))
+            own.layers = (structs.CLoraLayer * L)(
+                *(structs.CLoraLayer(*(lora(adapter.get(f"{name}.{i}")) for name in SHAPES)) for i in range(L))
             )
             own.head = lora(adapter.get("head"))
         self.model.num_adapters, self.model.adapters = len(adapters), described
@@ -134,11 +134,11 @@ class Tiny:
         return t
 
 
-def lora(own: Correction | None) -> native.CLora:
+def lora(own: Correction | None) -> structs.CLora:
     if own is None:
-        return native.CLora()
+        return structs.CLora()
     gain = None if own.gain is None else own.gain.ctypes.data
-    return native.CLora(len(own.a), own.scale, own.a.ctypes.data, own.b.ctypes.data, gain)
+    return structs.CLora(len(own.a), own.scale, own.a.ctypes.data, own.b.ctypes.data, gain)
 
 
 def rms_norm(x: Array, weight: Array) -> Array:
@@ -171,7 +171,7 @@ class Cache:
         self.tables = np.random.default_rng(seed).permutation(count).astype(np.int32).reshape(num_sequences, -1)
         self.arrays = [np.full((count, K, block_size, H), np.nan, np.float32) for _ in range(2 * L)]
         k, v = ((c_void_p * L)(*(array.ctypes.data for array in part)) for part in (self.arrays[:L], self.arrays[L:]))
-        self.described = native.CCache(0, 0, count, block_size, k, v, None, None)
+        self.described = structs.CCache(0, 0, count, block_size, k, v, None, None)
 
 
 Span = tuple[int, list[int], int]  # a sequence, its tokens and the first one's position
@@ -182,7 +182,7 @@ def run(
     cache: Cache,
     spans: list[Span],
     adapters: list[int] | None = None,
-    taps: native.CTaps | None = None,
+    taps: structs.CTaps | None = None,
     rows: list[int] | None = None,
 ) -> Array:
     """Return the logits of some tokens of some spans, of all of them if `rows` is None."""
@@ -192,7 +192,7 @@ def run(
     wanted, tables = np.arange(len(ids), dtype=np.int32), cache.tables
     wanted = wanted if rows is None else np.array(rows, np.int32)
     own = None if adapters is None else np.array(adapters, np.int32)
-    batch = native.CBatch(
+    batch = structs.CBatch(
         len(ids), len(tables), tables.shape[1], len(wanted), ids.ctypes.data, positions.ctypes.data,
         sequences.ctypes.data, tables.ctypes.data, wanted.ctypes.data, None if own is None else own.ctypes.data,
     )  # fmt: skip
@@ -253,7 +253,7 @@ def test_only_the_logits_that_are_wanted_are_written() -> None:
     zeros, wanted = np.zeros(9, np.int32), np.array([2, 8], np.int32)
     logits = np.full((3, V), 7, np.float32)
     arrays = (ids, positions, zeros, table, wanted)
-    batch = native.CBatch(9, 1, 10, 2, *(array.ctypes.data for array in arrays), None)
+    batch = structs.CBatch(9, 1, 10, 2, *(array.ctypes.data for array in arrays), None)
     native.run(tiny.model, cache.described, batch, None, logits.ctypes.data)
     expected, _ = tiny.reference(IDS[:9])
     close(logits[:2], expected[[2, 8]])
@@ -279,19 +279,19 @@ def test_what_there_is_not_is_refused() -> None:
 # --- taps -------------------------------------------------------------------------------------------------------------
 
 
-def new_taps(count: int, names: set[str]) -> tuple[native.CTaps, Taps]:
+def new_taps(count: int, names: set[str]) -> tuple[structs.CTaps, Taps]:
     """Return the taps of these names, as "layer.name", "embed" and "final_norm", and where they write."""
     arrays: Taps = {}
     for name in names:
         width = WIDTHS[name.split(".")[1]] if "." in name else D
         arrays[name] = np.full((count, width), np.nan, np.float32)
-    layers = [arrays.get(f"{i}.{name}") for i in range(L) for name in native.TAPS_OF_A_LAYER]
+    layers = [arrays.get(f"{i}.{name}") for i in range(L) for name in structs.TAPS_OF_A_LAYER]
     pointers = (c_void_p * len(layers))(*(None if array is None else array.ctypes.data for array in layers))
     ends = (None if name not in arrays else arrays[name].ctypes.data for name in ("embed", "final_norm"))
-    return native.CTaps(*ends, cast(pointers, POINTER(c_void_p))), arrays
+    return structs.CTaps(*ends, cast(pointers, POINTER(c_void_p))), arrays
 
 
-ALL_TAPS = {"embed", "final_norm", *(f"{i}.{name}" for i in range(L) for name in native.TAPS_OF_A_LAYER)}
+ALL_TAPS = {"embed", "final_norm", *(f"{i}.{name}" for i in range(L) for name in structs.TAPS_OF_A_LAYER)}
 
 
 @pytest.mark.parametrize("count", [1, 3, 290])
@@ -348,9 +348,10 @@ def test_a_sequence_has_its_bits_whatever_adapters_the_others_have(kernels: str)
 
 
 STRUCTS = {
-    "lm_matrix": native.CMatrix, "lm_layer": native.CLayer, "lm_lora": native.CLora, "lm_lora_layer": native.CLoraLayer,
-    "lm_adapter": native.CAdapter, "lm_model": native.CModel, "lm_cache": native.CCache, "lm_batch": native.CBatch,
-    "lm_taps": native.CTaps, "lm_choice": native.CChoice, "lm_edit": native.CEdit, "lm_edits": native.CEdits,
+    "lm_matrix": structs.CMatrix, "lm_layer": structs.CLayer, "lm_lora": structs.CLora,
+    "lm_lora_layer": structs.CLoraLayer,
+    "lm_adapter": structs.CAdapter, "lm_model": structs.CModel, "lm_cache": structs.CCache, "lm_batch": structs.CBatch,
+    "lm_taps": structs.CTaps, "lm_choice": structs.CChoice, "lm_edit": structs.CEdit, "lm_edits": structs.CEdits,
 }  # fmt: skip
 
 
@@ -370,7 +371,12 @@ def test_the_structs_are_those_of_the_header(tmp_path: Path) -> None:
     said = subprocess.run([tmp_path / "sizes"], check=True, capture_output=True, text=True).stdout.split()
     sizes = [ctypes.sizeof(kind) for kind in STRUCTS.values()]
     offsets = [getattr(kind, own[0]).offset for kind in STRUCTS.values() for own in kind._fields_]
-    assert [int(number) for number in said] == [*sizes, *offsets, len(native.TAPS_OF_A_LAYER), len(native.PARTS)]
+    assert [int(number) for number in said] == [
+        *sizes,
+        *offsets,
+        len(structs.TAPS_OF_A_LAYER),
+        len(structs.PARTS),
+    ]
 
 
 FORK = """

@@ -133,7 +133,7 @@ def test_a_parameter_has_five_places() -> None:
     sampling = Path("src/llamarium/sampling")
     assert {path if path.parts[0] == "src" else Path("native") for path in naming} == {
         *(sampling / name for name in ("keywords.py", "params.py", "steps.py")),
-        Path("src/llamarium/kernels/native.py"),
+        Path("src/llamarium/kernels/structs.py"),
         Path("native"),
     }
 

@@ -20,7 +20,7 @@ import pytest
 
 from llamarium.checkpoints.open import open_model
 from llamarium.checkpoints.weights import native_weights
-from llamarium.kernels import native
+from llamarium.kernels import native, structs
 from llamarium.options.loading import LoadOptions
 from llamarium.runtime.batch import Batch
 from llamarium.runtime.intervention import Edit
@@ -35,7 +35,7 @@ from wasm_engine import PACKED, ROOT, Engine, Floats, build_engine, byte_level_v
 LARGEST = 250_000
 KINDS = {"packed": PACKED, "BF16": ("BF16", "Q4_1"), "F16": ("F16",), "F32": ("F32",)}
 TEXT = (ROOT / "LICENSE").read_text()
-LAYER_TAPS = native.TAPS_OF_A_LAYER
+LAYER_TAPS = structs.TAPS_OF_A_LAYER
 
 pytestmark = [
     pytest.mark.torch("it compiles for browsers, with the dev extra"),
@@ -272,7 +272,7 @@ def test_the_same_seed_draws_the_same_tokens(engine: Engine, small: Path) -> Non
         for row, t, k, p, m, seed, step in cases
     ]
     expected = [
-        native.choose(logits[row][None], [native.CChoice(t, m, k if k < 405 else 0, p, seed, step, None)])[0]
+        native.choose(logits[row][None], [structs.CChoice(t, m, k if k < 405 else 0, p, seed, step, None)])[0]
         for row, t, k, p, m, seed, step in cases
     ]
     assert engine.call(small, *calls) == expected

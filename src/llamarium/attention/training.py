@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import wrap_torch_function
 
 from llamarium.attention.causal import CausalAttend
-from llamarium.kernels import native
+from llamarium.kernels import native, structs
 from llamarium.kernels.cpu_training import DTYPES, products_dtype
 
 
@@ -91,8 +91,8 @@ def attend_backward(arrays: tuple[Tensor, ...], grad_BTNH: Tensor, *how: Any) ->
     return grads
 
 
-def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, *how: int) -> native.CRowAttention:
+def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, *how: int) -> structs.CRowAttention:
     """Return the call's struct; `arrays` are q, k, v, out, log-sums, out's gradient, and the gradients to compute."""
     (rows, tokens, heads, head_dim), kv_heads = arrays[0].shape, arrays[1].shape[2]
     pointers = [None if x is None else x.data_ptr() for x in (segments_BT, *arrays)]
-    return native.CRowAttention(DTYPES[arrays[0].dtype], rows, tokens, heads, kv_heads, head_dim, *how, *pointers)
+    return structs.CRowAttention(DTYPES[arrays[0].dtype], rows, tokens, heads, kv_heads, head_dim, *how, *pointers)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llamarium.kernels import native
+from llamarium.kernels import native, structs
 from llamarium.kernels.cpu_training import are_plain
 
 
@@ -34,7 +34,7 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
 def multiply_in_c(x: Tensor, weight: Tensor) -> Tensor:
     """Return the same product with the bits that the C kernels compute for each row."""
     rows, columns = (tensor.detach().contiguous() for tensor in (x.flatten(0, -2), weight))
-    matrix = native.CMatrix(native.Kind["F32"], *weight.shape, columns.data_ptr(), None)
+    matrix = structs.CMatrix(structs.Kind["F32"], *weight.shape, columns.data_ptr(), None)
     return torch.from_numpy(native.product(matrix, rows.numpy())).view(*x.shape[:-1], -1)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode  # pyright: ignore
 from torch.utils.checkpoint import checkpoint
 
-from llamarium.kernels import native
+from llamarium.kernels import native, structs
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # LM_FLOAT32, LM_BFLOAT16
 RMS_NORM, SWIGLU, ROTATE = 0, 2, 4  # LM_RMS_NORM and so on; add 1 for the backward pass
@@ -105,7 +105,7 @@ def compute(
     """Run an operation in C on contiguous tensors and return `outputs`; `options` are C's fields from `columns` on."""
     fields = op, DTYPES[dtype], DTYPES.get(inputs[0].dtype, 0), outputs[0].numel() // options[0], *options
     addresses = [tuple(x.data_ptr() for x in arrays) for arrays in (inputs, outputs)]
-    native.compute_pointwise(native.CPointwise(*fields, inputs=addresses[0], outputs=addresses[1]))
+    native.compute_pointwise(structs.CPointwise(*fields, inputs=addresses[0], outputs=addresses[1]))
     return outputs
 
 

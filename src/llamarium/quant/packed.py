@@ -14,7 +14,7 @@ result; the kernels compute the same sums.
 import torch
 from torch import Tensor
 
-from llamarium.kernels import native
+from llamarium.kernels import native, structs
 from llamarium.kernels.input_bits import INPUT_BITS, InputBits
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
@@ -43,7 +43,7 @@ class LinearPacked(QuantizedLinear):
         self.register_buffer("weight", weight)
 
     @property
-    def matrix(self) -> native.CMatrix:
+    def matrix(self) -> structs.CMatrix:
         """A descriptor of the weight for the kernels, valid until the tensor's storage moves."""
         return matrix_of(self.format.name, (self.out_features, self.in_features), self.weight.data_ptr())
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.kernels import native
+from llamarium.kernels import native, structs
 from llamarium.quant.formats import FORMATS, TILE_ROWS, PackedFormat
 from llamarium.quant.ggml.decode import decode_blocks
 
@@ -26,7 +26,7 @@ def pack_blocks(blocks: Bytes, num_columns: int, format: PackedFormat) -> Bytes:
     Requires the C kernels.
     """
     tiles = np.empty((-(-len(blocks) // TILE_ROWS), num_columns // format.columns, format.tile_bytes), dtype=np.uint8)
-    native.pack(native.Kind(format.kind), num_columns, blocks, tiles)
+    native.pack(structs.Kind(format.kind), num_columns, blocks, tiles)
     return tiles
 
 
@@ -55,13 +55,13 @@ def pack_groups(groups: tuple[Bytes, NDArray[np.float16], NDArray[np.float16] | 
     return np.concatenate([*map(in_tiles, parts)], axis=-1)
 
 
-def matrix_of(type_name: str, shape: tuple[int, ...], address: int) -> native.CMatrix:
+def matrix_of(type_name: str, shape: tuple[int, ...], address: int) -> structs.CMatrix:
     """Return a descriptor for the kernels of a matrix (out, in), in tiles or in rows of floats, at an address.
 
     It is valid as long as the memory is.
     """
     levels = _levels(type_name)
-    return native.CMatrix(native.Kind[type_name], *shape, address, None if levels is None else levels.ctypes.data)
+    return structs.CMatrix(structs.Kind[type_name], *shape, address, None if levels is None else levels.ctypes.data)
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def _levels(type_name: str) -> NDArray[np.uint8] | None:
 def dequantize(
     type_name: str, shape: tuple[int, ...], data: Bytes, out: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """Dequantize a stored weight to float32; types in `native.Kind` are dequantized by the kernels, in threads.
+    """Dequantize a stored weight to float32; types in `structs.Kind` are dequantized by the kernels, in threads.
 
     Args:
         type_name: Name in `FORMATS`.
@@ -84,7 +84,7 @@ def dequantize(
     """
     out = np.empty(shape, np.float32) if out is None else out
     is_packed = data.ndim == 3
-    if not is_packed and (len(shape) == 1 or type_name not in native.Kind.__members__ or native.library() is None):
+    if not is_packed and (len(shape) == 1 or type_name not in structs.Kind.__members__ or native.library() is None):
         decode_blocks(type_name, data, shape[-1], out)
         return out
     if not is_packed and isinstance(format := FORMATS[type_name], PackedFormat):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.errors import AnswerError, LogitsProcessorError, SamplingError
-from llamarium.kernels import native
+from llamarium.kernels import structs
 from llamarium.sampling.constraint import Constraint, NoToken
 from llamarium.sampling.params import PARAMETERS, SamplingParams
 
@@ -122,9 +122,9 @@ class SamplingRow:
         self.penalties = Penalties.of(prompt_ids, answer_ids) if params.penalizes else None
         self.history = None if params.logits_processor is None else array("q", [*prompt_ids, *answer_ids])
         self.failure: LogitsProcessorError | None = None
-        fields = {name: getattr(params, name) for name in PARAMETERS if hasattr(native.CChoice, name)}
+        fields = {name: getattr(params, name) for name in PARAMETERS if hasattr(structs.CChoice, name)}
         fields["top_k"] = params.top_k if params.top_k < vocab_size else 0  # 0 is off
-        self.choice = native.CChoice(step=self.num_tokens, **fields | {"seed": self.seed})
+        self.choice = structs.CChoice(step=self.num_tokens, **fields | {"seed": self.seed})
         self._stops = [stop_id for stop_id in stops if stop_id < vocab_size] if params.min_tokens else []
         if len({*self._stops}) == vocab_size:
             raise SamplingError(

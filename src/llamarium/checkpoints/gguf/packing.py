@@ -18,7 +18,7 @@ import numpy as np
 from llamarium.checkpoints.checkpoint import TensorEntry
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.errors import CheckpointError, escape
-from llamarium.kernels import native
+from llamarium.kernels import native, structs
 from llamarium.kernels.memory import reserve
 from llamarium.kernels.threads import num_threads
 from llamarium.quant.formats import PACKED_FORMATS, TILE_ROWS
@@ -42,7 +42,7 @@ class FilePacking:
         self._open_files = ExitStack()
         self.weights = _empty_weights(checkpoint, keys)
         self._num_nonfinite = {key: c_int64() for key in self.weights}
-        self._state = native.CPacking()
+        self._state = structs.CPacking()
         self._pool = ThreadPoolExecutor(num_threads())
         try:
             self._matrices = self._places(checkpoint)
@@ -78,14 +78,14 @@ class FilePacking:
         """Return the number of NaN or infinite values of a weight."""
         return self._num_nonfinite[key].value
 
-    def _places(self, checkpoint: GGUFCheckpoint) -> native.FileMatrices:
+    def _places(self, checkpoint: GGUFCheckpoint) -> structs.FileMatrices:
         files = dict[Path, int]()
-        matrices = (native.CFileMatrix * len(self.weights))()
+        matrices = (structs.CFileMatrix * len(self.weights))()
         for matrix, (key, weight) in zip(matrices, self.weights.items(), strict=True):
             place = checkpoint.place(key)
             if place.path not in files:
                 files[place.path] = self._open_files.enter_context(place.path.open("rb", buffering=0)).fileno()
-            matrix.kind, (matrix.rows, matrix.cols) = native.Kind[weight.type_name], weight.shape
+            matrix.kind, (matrix.rows, matrix.cols) = structs.Kind[weight.type_name], weight.shape
             matrix.head_rows, matrix.file, matrix.offset = place.head_rows, files[place.path], place.offset
             matrix.tiles, matrix.num_nonfinite = weight.data.ctypes.data, pointer(self._num_nonfinite[key])
         return matrices

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.errors import OptionError
-from llamarium.kernels import native
+from llamarium.kernels import native, structs
 from llamarium.quant.formats import IQ4_NL_VALUES, block_format
 from llamarium.quant.ggml.encode_k import Codes, Floats, q4_k, q5_k, q6_k
 from llamarium.quant.packing import to_bfloat16, to_float32
@@ -212,5 +212,5 @@ _ENCODERS: dict[str, Callable[[Floats], Codes]] = {
     "Q6_K": q6_k,
 }
 
-_KINDS = {name: native.Kind[name] for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K")}
+_KINDS = {name: structs.Kind[name] for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K")}
 """What the kernels make."""

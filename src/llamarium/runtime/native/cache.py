@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
-from llamarium.kernels import native
+from llamarium.kernels import structs
 from llamarium.kernels.memory import no_room, reserve
 from llamarium.kv_codes import GROUP, hadamard, is_codes, kinds_of, num_groups, values_of, vector_bytes
 from llamarium.runtime.batch import BLOCK_SIZE
@@ -70,7 +70,7 @@ class NativeCache:
             raise no_room(num_blocks * block_size, len(layers) * math.prod(shape) * pair) from None
         self.num_blocks = num_blocks
         self._arrays: list[NDArray[np.generic]] = [*self.k, *self.v, *self.k_scales, *self.v_scales]
-        self.described = native.CCache(
+        self.described = structs.CCache(
             *(C_DTYPES[kind] for kind in kinds), num_blocks, block_size,
             *map(_pointers, (self.k, self.v, self.k_scales, self.v_scales)),
         )  # fmt: skip

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import InputError
-from llamarium.kernels import native
+from llamarium.kernels import native, structs
 from llamarium.kernels.input_bits import INPUT_BITS, InputBits
 from llamarium.kernels.threads import num_threads
 from llamarium.quant.codes import Codes, unpack_rows
@@ -73,10 +73,10 @@ class NativeRunner:
         # C reads norms as float32 or as bfloat16 bits, and biases as float32.
         self._norms = {k: w.data.astype(np.float32) if w.type_name == "F16" else w.data for k, w in vectors.items()}
         self._biases = {k: to_float32(w.data) for k, w in vectors.items() if k.endswith(".bias")}
-        self._layers = (native.CLayer * config.num_hidden_layers)(*map(self._layer, range(config.num_hidden_layers)))
+        self._layers = (structs.CLayer * config.num_hidden_layers)(*map(self._layer, range(config.num_hidden_layers)))
         norm = self._norms["model.norm.weight"]
         self.kv_dtype = "bfloat16" if norm.dtype == np.uint16 else "float32"
-        self._model = native.CModel(
+        self._model = structs.CModel(
             config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads,
             config.num_key_value_heads, config.head_dim, config.rms_norm_eps, C_DTYPES[self.kv_dtype],
             self._frequencies.ctypes.data, attention_factor(config), norm.ctypes.data, self._layers,
@@ -107,7 +107,7 @@ class NativeRunner:
         described = _describe_taps(kept, self.config) if kept else None
         edits = None if batch.edits is None else describe_edits(batch.edits)
         adapters = None if batch.adapters is None else batch.adapters.ctypes.data
-        c_batch = native.CBatch(  # it refers to the batch's arrays
+        c_batch = structs.CBatch(  # it refers to the batch's arrays
             len(batch.token_ids), *batch.block_tables.shape, len(batch.logit_rows), batch.token_ids.ctypes.data,
             batch.positions.ctypes.data, batch.sequences.ctypes.data, batch.block_tables.ctypes.data,
             batch.logit_rows.ctypes.data, adapters, edits,
@@ -194,13 +194,13 @@ class NativeRunner:
         is_tied_head = key == HEAD and self.config.tie_word_embeddings
         return self.weights[EMBEDDING if is_tied_head else key]
 
-    def _layer(self, layer: int) -> native.CLayer:
+    def _layer(self, layer: int) -> structs.CLayer:
         norms = ("input_layernorm", "post_attention_layernorm")
         addresses = [self._norms[f"model.layers.{layer}.{name}.weight"].ctypes.data for name in norms]
         matrices = {key: self._matrix(f"model.layers.{layer}.{name}.weight") for key, name in LAYER_LINEARS.items()}
-        return native.CLayer(*addresses, **matrices)
+        return structs.CLayer(*addresses, **matrices)
 
-    def _matrix(self, key: str) -> native.CMatrix:
+    def _matrix(self, key: str) -> structs.CMatrix:
         weight, bias = self._weight(key), self._biases.get(_bias_key(key))
         matrix = matrix_of(weight.type_name, weight.shape, weight.data.ctypes.data)
         matrix.bias = None if bias is None else bias.ctypes.data
@@ -218,13 +218,13 @@ def _sha256(described: object, arrays: Sequence[NDArray[Any]]) -> str:
     return hashlib.sha256(repr((described, parts)).encode()).hexdigest()
 
 
-def _describe_taps(kept: Mapping[Key, Floats], config: ModelConfig) -> native.CTaps:
+def _describe_taps(kept: Mapping[Key, Floats], config: ModelConfig) -> structs.CTaps:
     """Return the C struct with the addresses of the tapped activations."""
     layer_arrays = [
-        kept.get((name, layer)) for layer, name in product(range(config.num_hidden_layers), native.TAPS_OF_A_LAYER)
+        kept.get((name, layer)) for layer, name in product(range(config.num_hidden_layers), structs.TAPS_OF_A_LAYER)
     ]
     addresses = (ctypes.c_void_p * len(layer_arrays))(
         *(None if array is None else array.ctypes.data for array in layer_arrays)
     )
     outer_arrays = [kept.get((name, None)) for name in ("embed", "final_norm")]
-    return native.CTaps(*(None if array is None else array.ctypes.data for array in outer_arrays), addresses)
+    return structs.CTaps(*(None if array is None else array.ctypes.data for array in outer_arrays), addresses)
