@@ -15,8 +15,8 @@ from serving import Running, small_llama
 pytest_plugins = ["page_browser"]
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
-SIZES = ((360, 740), (640, 450), (768, 1000), (1280, 900), (1920, 1080))
-"""Width and height; a window of 1280 at 200 % is 640 wide."""
+SIZES = ((360, 740), (640, 360), (768, 1000), (1280, 900), (1920, 1080))
+"""Width and height; at 200 %, a window of 1280 x 720 has 640 x 360 CSS pixels."""
 
 TEXT = "My grandmother baked a delicious apple"
 

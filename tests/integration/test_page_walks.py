@@ -1,4 +1,4 @@
-"""The page from its picture: questions answered within four clicks, two screens a stage, keys, a phone."""
+"""The page from its picture: the eight tasks of the guide within three clicks, two screens a stage, keys, a phone."""
 
 import re
 from collections.abc import Callable
@@ -22,7 +22,8 @@ VIEWS = (
 )  # fmt: skip
 FIELDS = {"patch": {"source": "The dog that the cat chased ran"}}
 LONG = 60_000
-MOST_CLICKS = 4
+MOST_CLICKS = 3
+"""From the first screen, which the link of `llamarium inspect` opens."""
 
 pytest_plugins = ["page_browser"]
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
@@ -35,8 +36,8 @@ def llama(smollm2: Llama) -> Llama:
 
 @pytest.fixture
 def click(page: Page, served: Running) -> Callable[[Locator], None]:
-    """Clicks on what the picture has, and what follows: so many and no more."""
-    page.goto(link_to(served.url, TEXT, key=KEY, stage="map"))
+    """Clicks, so many and no more, from the first screen."""
+    page.goto(link_to(served.url, TEXT, key=KEY))
     settled(page)
     done = list[Locator]()
 
@@ -49,6 +50,10 @@ def click(page: Page, served: Running) -> Callable[[Locator], None]:
     return one
 
 
+def room(page: Page, title: str) -> Locator:
+    return page.get_by_role("navigation", name="Rooms").get_by_role("link", name=title)
+
+
 def stage(page: Page, title: str) -> Locator:
     return page.get_by_role("navigation", name="Follow: views").get_by_role("link", name=title)
 
@@ -57,10 +62,21 @@ def value(text: str) -> float:
     return float(text.replace("\u2212", "-"))
 
 
-# --- five questions ---------------------------------------------------------------------------------------------------
+# --- eight tasks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("click")
+def test_the_next_token_is_there_without_a_click(page: Page, llama: Llama) -> None:
+    logits = llama.trace(TEXT, names=["logits"])["logits"][-1].softmax(-1)
+    token_id = int(logits.argmax())
+    first = page.locator(".bars li").first
+    expect(first.locator(".name")).to_have_text(llama.tokenizer.token_text(token_id).replace(" ", "\u2423"))
+    shown_share = first.locator(".share").inner_text().removesuffix(" %")
+    assert float(shown_share) == pytest.approx(100 * logits[token_id].item(), abs=0.051)
 
 
 def test_which_head_brings_cat_to_ran(page: Page, llama: Llama, click: Callable[[Locator], None]) -> None:
+    click(room(page, "Follow"))
     click(stage(page, "Attention"))
     click(page.get_by_role("region", name="Where this token looks").get_by_role("button", name="cat"))
     trace = llama.trace(TEXT, names=["pattern"])
@@ -69,11 +85,12 @@ def test_which_head_brings_cat_to_ran(page: Page, llama: Llama, click: Callable[
     first = page.locator(".takers li").first
     expect(first).to_contain_text(f"layer {layer}, head {head}")
     assert shown(page, f"takes-{layer}-{head}") == as_shown(float(shares[layer, head]), 3)
-    click(first.get_by_role("button"))
+    first.get_by_role("button").click()
     expect(page.get_by_role("heading", name=f"Layer {layer}, head {head}")).to_be_visible()
 
 
 def test_what_the_model_would_say_after_layer_20(page: Page, llama: Llama, click: Callable[[Locator], None]) -> None:
+    click(room(page, "Follow"))
     click(stage(page, "What it would say now"))
     layer = page.get_by_role("slider", name="Layer")
     box = layer.bounding_box()
@@ -92,6 +109,7 @@ def test_what_the_model_would_say_after_layer_20(page: Page, llama: Llama, click
 
 
 def test_how_large_the_cache_is_after_ten_tokens(page: Page, llama: Llama, click: Callable[[Locator], None]) -> None:
+    click(room(page, "Follow"))
     click(stage(page, "The next token"))
     ten = page.locator('[data-cache="10"]')
     expect(ten).to_be_visible(timeout=LONG)
@@ -102,6 +120,7 @@ def test_how_large_the_cache_is_after_ten_tokens(page: Page, llama: Llama, click
 
 
 def test_why_a_token_was_chosen_at_temperature_08(page: Page, llama: Llama, click: Callable[[Locator], None]) -> None:
+    click(room(page, "Follow"))
     click(stage(page, "From logits to a token"))
     expect(page.get_by_role("slider", name="temperature")).to_have_value("0.8")
     told = llama.inspect.sampler_steps(TEXT, k=10, temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1, seed=0)
@@ -116,16 +135,31 @@ def test_why_a_token_was_chosen_at_temperature_08(page: Page, llama: Llama, clic
 
 
 def test_what_four_bits_change(page: Page, llama: Llama, click: Callable[[Locator], None]) -> None:
+    click(room(page, "Follow"))
     click(stage(page, "Four bits"))
-    click(page.get_by_role("button", name=re.compile("as Q4_1$")))
     click(page.get_by_role("button", name="Run it"))
     found = page.locator("[data-error]")
     expect(found).to_be_visible(timeout=LONG)
     ids = llama.encode(TEXT)
     exact, last = streams_as(llama.runner, ids), llama.config.num_hidden_layers - 1
     rounds = found.get_attribute("data-error") == "weights and inputs"
-    seen = streams_as(llama.runner, ids, quantize="Q4_1", rounds_inputs=rounds)
+    seen = streams_as(llama.runner, ids, quantize="NF4", rounds_inputs=rounds)
     assert value(found.inner_text()) == as_shown(list(stream_errors(seen, exact))[last].relative[-1], 3)
+
+
+def test_which_head_is_an_induction_head(page: Page, llama: Llama, click: Callable[[Locator], None]) -> None:
+    click(room(page, "Ask"))
+    click(page.get_by_role("navigation", name="Ask: views").get_by_role("link", name="Attention of all heads"))
+    click(page.get_by_role("button", name="repeats"))
+    text = page.get_by_label("Text", exact=True).input_value()
+    found = max(llama.inspect.head_kinds(text).heads, key=lambda one: one.induction or 0)
+    best = page.get_by_role("radiogroup", name=re.compile("^Heads, by their share")).get_by_role("radio").first
+    expect(best).to_have_accessible_name(re.compile(f"^layer {found.layer}, head {found.head}: "))
+
+
+def test_the_story_starts_with_one_click(page: Page, click: Callable[[Locator], None]) -> None:
+    click(page.get_by_role("link", name="See what happens inside"))
+    expect(page.get_by_role("heading", level=3, name="Pieces")).to_be_visible()
 
 
 # --- two screens, forty words -----------------------------------------------------------------------------------------
