@@ -107,11 +107,11 @@ def hint(folder: Path, step: str, depth: int | None = None) -> tuple[int, str]:
     Returns:
         The depth, and the hints up to it.
     """
-    found = step_named(step)
+    found_step = step_named(step)
     course_of(folder)
-    depth = depth or min(3, progress(folder)[found.name].hints + 1)
-    keep_hints(folder, found, depth)
-    return depth, "\n\n".join(hints_of(found, depth))
+    depth = depth or min(3, progress(folder)[found_step.name].hints + 1)
+    keep_hints(folder, found_step, depth)
+    return depth, "\n\n".join(hints_of(found_step, depth))
 
 
 def hints_of(step: Step, depth: int) -> tuple[str, ...]:

@@ -72,8 +72,8 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         path = args[0].decode("utf-8", "replace") if isinstance(args[0], bytes) else args[0]
         writes = isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         if writes or not _is_readable(path):
-            how = "writes" if writes else "reads"
-            raise LearnerError("files", f"{how} the file {escape(path)}; use only the function's arguments")
+            verb = "writes" if writes else "reads"
+            raise LearnerError("files", f"{verb} the file {escape(path)}; use only the function's arguments")
 
 
 def _is_readable(path: str) -> bool:

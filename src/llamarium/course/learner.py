@@ -61,12 +61,12 @@ class Learner:
         Raises:
             LearnerError: If the function raises, changes its input, opens files, takes too long, or is still empty.
         """
-        given = [self._given(arg) for arg in args]
+        arguments = [self._given(arg) for arg in args]
         with self._explained(), self._limited(), guarded(self._folder):
-            result = self._function(*given)
+            result = self._function(*arguments)
             is_several = isinstance(result, tuple) or (isinstance(result, list) and len(self.step.outputs) > 1)
             results = tuple(map(_from_learner, result if is_several else (result,)))
-        for name, before, after in zip(self.names, args, given, strict=True):
+        for name, before, after in zip(self.names, args, arguments, strict=True):
             if _is_changed(before, after):
                 raise LearnerError("changed", _CHANGED.format(f" {name}"))
         return results[0] if len(results) == 1 else results
@@ -81,21 +81,21 @@ class Learner:
     def _found(self, module: ModuleType) -> Callable[..., Any]:
         """Return the module's function of the step; LearnerError if it is missing or takes other arguments."""
         name = self.step.name
-        found = getattr(module, name, None)
-        if not callable(found):
+        function = getattr(module, name, None)
+        if not callable(function):
             raise LearnerError(
                 "missing", f"{self.path.name} does not define {name}; restore the function that was in the file"
             )
         try:
-            inspect.signature(found).bind(*self.names)
+            inspect.signature(function).bind(*self.names)
         except TypeError:
-            wanted = f"{name}({', '.join(self.names)})"
+            signature = f"{name}({', '.join(self.names)})"
             raise LearnerError(
-                "missing", f"{name}{inspect.signature(found)} has the wrong arguments; expected {wanted}"
+                "missing", f"{name}{inspect.signature(function)} has the wrong arguments; expected {signature}"
             ) from None
         except ValueError:  # callables without a signature are checked by calling them
             pass
-        return found
+        return function
 
     def _given(self, arg: Any) -> Any:
         """Return an argument as a tensor or a read-only array."""
@@ -148,8 +148,8 @@ class Learner:
         """Return the line of the learner's file where an error occurred, with `file` or the line's text."""
         frames = traceback.extract_tb(None if error is None else error.__traceback__)
         lines = [frame for frame in frames if Path(frame.filename) == self.path]
-        said = [f"{file}, line {at.lineno}" if file else f"line {at.lineno}: {escape(at.line or '')}" for at in lines]
-        return f" ({said[-1]})" if said else ""
+        places = [f"{file}, line {at.lineno}" if file else f"line {at.lineno}: {escape(at.line or '')}" for at in lines]
+        return f" ({places[-1]})" if places else ""
 
 
 EMPTY = "is still empty"
@@ -163,18 +163,18 @@ _CHANGED = "changes its input{}; work on a new array (x = x + y, not x += y)"
 
 def _described(error: BaseException) -> tuple[str, str]:
     """Return the kind and the message of a LearnerError for an exception."""
-    said = str(error)
-    if isinstance(error, NotImplementedError) and said in ("", EMPTY):
+    text = str(error)
+    if isinstance(error, NotImplementedError) and text in ("", EMPTY):
         return "empty", EMPTY
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in said):
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in text):
         return "memory", "needs more memory than a check allows"
-    if isinstance(error, ValueError) and "read-only" in said:
+    if isinstance(error, ValueError) and "read-only" in text:
         return "changed", _CHANGED.format("")
     if isinstance(error, RecursionError):
         return "raised", "recurses without end"
     if isinstance(error, ModuleNotFoundError):
         return "raised", f"imports {escape(error.name)}, which is not installed; NumPy is enough"
-    return "raised", f"raises {type(error).__name__}" + (f": {escape(said)}" if said else "")
+    return "raised", f"raises {type(error).__name__}" + (f": {escape(text)}" if text else "")
 
 
 def _imports_torch(path: Path) -> bool:

@@ -110,7 +110,7 @@ class _Checks:
             return "time", f"takes longer than {self._limit_s:g} s of CPU time"
         if ended.code is None:
             return _DISTURBED
-        said = ended.stderr.strip().splitlines()
-        if ended.code == 1 and said:
-            return "ended", f"interferes with the check: {escape(said[-1])}"
+        error_lines = ended.stderr.strip().splitlines()
+        if ended.code == 1 and error_lines:
+            return "ended", f"interferes with the check: {escape(error_lines[-1])}"
         return "ended", f"{ended.words()}; a step only returns a result"

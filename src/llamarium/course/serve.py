@@ -167,13 +167,13 @@ class Answering:
     def _tapped(self, taps: Taps, key: Key) -> Floats:
         """Return an activation of a sequence; if it was computed repeatedly, the last one."""
         name, layer = key
-        found = taps.kept[key]
-        if not found:
+        tapped = taps.kept[key]
+        if not tapped:
             raise PlacedError("trunk" if layer is None else "layer", layer, f"does not compute {name}")
         shape = (self._sizes["T"], *sizes_of(name, self._config))
-        if np.shape(found[-1]) != shape:
-            raise PlacedError("layer", layer, f"{name} has shape {np.shape(found[-1])}; expected {shape}")
-        return np.asarray(found[-1], np.float32)
+        if np.shape(tapped[-1]) != shape:
+            raise PlacedError("layer", layer, f"{name} has shape {np.shape(tapped[-1])}; expected {shape}")
+        return np.asarray(tapped[-1], np.float32)
 
     def _imported(self, step: Step, path: Path) -> Function:
         try:

@@ -100,16 +100,16 @@ def whole(llama: "Llama", source: Source, folder: Path, limits: Limits) -> Whole
     part = replace(source, weights=_Part(source.weights))
     is_slow = _num_seconds(source, part, mine) > SLOW_S
     if is_slow:
-        found = [_compared_in_part(part, mine, prompt) for prompt in (PROMPT, *FURTHER_PROMPTS)]
+        comparisons = [_compared_in_part(part, mine, prompt) for prompt in (PROMPT, *FURTHER_PROMPTS)]
     else:
-        found = [_compared(llama, source, mine, PROMPT, NUM_TOKENS)]
-        found += [_compared(llama, source, mine, prompt, FURTHER_TOKENS) for prompt in FURTHER_PROMPTS]
-    worst = max(found, key=lambda one: one.nats)
+        comparisons = [_compared(llama, source, mine, PROMPT, NUM_TOKENS)]
+        comparisons += [_compared(llama, source, mine, prompt, FURTHER_TOKENS) for prompt in FURTHER_PROMPTS]
+    worst = max(comparisons, key=lambda one: one.nats)
     error = ""
-    for one in found:
+    for one in comparisons:
         if worst.nats <= MAX_NATS and one.text != one.library_text:
             error = f"continues {one.prompt!r} with {one.text!r}; the library with {one.library_text!r}"
-    return replace(found[0], nats=worst.nats, prompt=worst.prompt, error=error, is_slow=is_slow)
+    return replace(comparisons[0], nats=worst.nats, prompt=worst.prompt, error=error, is_slow=is_slow)
 
 
 class _Part(Weights):

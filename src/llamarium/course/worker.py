@@ -78,11 +78,11 @@ def _checking(
         name, limits = asked["step"], Limits(asked["limit_s"], kills=True)
         os.pwrite(place, (0).to_bytes(8, "little"), 0)
         if name == "whole":
-            found = _whole(course.model, source, folder, limits)
+            result = _whole(course.model, source, folder, limits)
         else:
-            found = _check(source, folder, name, asked["seed"], limits)
+            result = _check(source, folder, name, asked["seed"], limits)
         os.pwrite(place, (-1).to_bytes(8, "little", signed=True), 0)
-        send(channel, {"found": asdict(found)})
+        send(channel, {"found": asdict(result)})
 
     return answer
 

@@ -18,18 +18,18 @@ def arrow_fields(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_added(value: Any, parameters: set[str]) -> Any:
     if isinstance(value, dict):
-        found: dict[str, Any] = {}
+        kept: dict[str, Any] = {}
         for key, item in cast("dict[str, Any]", value).items():
             if key == "arguments" and isinstance(item, dict):
-                given = cast("dict[str, Any]", item)
-                found[key] = {
+                arguments = cast("dict[str, Any]", item)
+                kept[key] = {
                     k: v if v is None else without_nulls(v)
-                    for k, v in given.items()
+                    for k, v in arguments.items()
                     if v is not None or k in parameters
                 }
             elif item is not None:
-                found[key] = _without_added(item, parameters)
-        return found
+                kept[key] = _without_added(item, parameters)
+        return kept
     return [_without_added(item, parameters) for item in cast("list[Any]", value)] if isinstance(value, list) else value
 
 

@@ -250,8 +250,8 @@ def _question(row: Mapping[str, Any], name: str, reading: Reading) -> tuple[Mess
         return Messages(messages, [0.0 if message["role"] == ASSISTANT else weight for message, weight in pairs]), None
     prompt = text_of(row, name)
     context = text_of(row, "input") if name == "instruction" and row.get("input") is not None else ""
-    asked = {"role": USER, "content": f"{prompt}\n\n{context}" if context else prompt}
-    return Messages([asked], [0.0]), Plain(prompt, "", context if name == "instruction" else None)
+    question = {"role": USER, "content": f"{prompt}\n\n{context}" if context else prompt}
+    return Messages([question], [0.0]), Plain(prompt, "", context if name == "instruction" else None)
 
 
 def _messages_in(value: Any, name: str) -> Any:
@@ -272,17 +272,17 @@ def _messages_in(value: Any, name: str) -> Any:
 
 def _answer(value: Any, name: str, reading: Reading) -> Messages:
     """Return an answer (text, one message, or a list of messages) as messages."""
-    said = _messages_in(value, name)
-    if said is None and isinstance(value, str):
+    messages = _messages_in(value, name)
+    if messages is None and isinstance(value, str):
         return _text_answer(value)
-    if said is None:
+    if messages is None:
         raise TrainingError(f"{name} is {show_value(value)}; expected text, or a list of messages")
-    if isinstance(said, Mapping):
-        fields = cast("Mapping[str, Any]", said)
+    if isinstance(messages, Mapping):
+        fields = cast("Mapping[str, Any]", messages)
         if not isinstance(fields.get("role", fields.get("from")), list):  # a list: columns
             message, weight = read_message(fields, name, {**ROLES, **reading.roles})
             return Messages([message], [weight])
-    return read_messages(said, name, reading.roles)
+    return read_messages(messages, name, reading.roles)
 
 
 def _text_answer(text: str) -> Messages:
@@ -312,9 +312,9 @@ def _with_common_prompt(row: Mapping[str, Any], names: Sequence[str], reading: R
                 "chosen and rejected have no words in common at their beginning, which would be the prompt; write a "
                 "prompt of their own"
             )
-        asked = Messages([{"role": USER, "content": shared}], [0.0])
+        question = Messages([{"role": USER, "content": shared}], [0.0])
         return tuple(
-            _record(row, form, _answered(asked, _text_answer(text[len(shared) :])),
+            _record(row, form, _answered(question, _text_answer(text[len(shared) :])),
                     Plain(shared, text[len(shared) :]), reading)
             for text in texts
         )  # fmt: skip

@@ -49,11 +49,11 @@ def read_messages(value: Any, where: str, roles: Mapping[str, str]) -> Messages:
         value = _by_row(cast("Mapping[str, Any]", value), where)
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise TrainingError(f"{where} is {show_value(value)}; expected a list of messages")
-    known = {**ROLES, **roles} if roles else ROLES
+    all_roles = {**ROLES, **roles} if roles else ROLES
     messages: list[dict[str, Any]] = []
     weights: list[float | None] = []
     for i, said in enumerate(cast("Sequence[Any]", value)):
-        message, weight = read_message(said, f"{where}[{i}]", known)
+        message, weight = read_message(said, f"{where}[{i}]", all_roles)
         messages.append(message)
         weights.append(weight)
     return Messages(messages, weights)

@@ -52,7 +52,7 @@ class Reading:
         if not self.columns:
             return fields
         theirs = {name: own for own, name in self.columns.items()}
-        found: dict[str, Any] = {}
+        renamed_fields: dict[str, Any] = {}
         for name, value in fields.items():
             own = theirs.get(name, name)
             other = self.columns.get(own, own)
@@ -61,12 +61,12 @@ class Reading:
                     f"has {own!r} and {name!r}, and --columns reads both as {own!r}; take one out of the data, or give "
                     f"the other a name, too (--columns {own}={other},other={own})"
                 )
-            found[own] = value
-        return found
+            renamed_fields[own] = value
+        return renamed_fields
 
 
 def _pairs(option: str, text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not (name and equals and value):
@@ -74,11 +74,11 @@ def _pairs(option: str, text: str) -> dict[str, str]:
                 f"{option} is {show_value(text)}; expected NAME=NAME,NAME=NAME, such as "
                 + ("prompt=question,completion=answer" if option == "columns" else "human=user,gpt=assistant")
             )
-        if name in found or (option == "columns" and value in found.values()):
-            twice = name if name in found else value
+        if name in pairs or (option == "columns" and value in pairs.values()):
+            twice = name if name in pairs else value
             raise TrainingError(f"{option} names {show_value(twice)} twice; expected each once")
-        found[name] = value
-    return found
+        pairs[name] = value
+    return pairs
 
 
 class Tally:

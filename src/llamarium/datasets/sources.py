@@ -193,17 +193,17 @@ def parse_data(data: Any) -> Any:
     data = str(data) if isinstance(data, Path) else data
     if isinstance(data, Mapping):
         pairs = cast("Mapping[Any, Any]", data).items()
-        found = [(str(name) if isinstance(name, Path) else name, weight) for name, weight in pairs]
+        sources = [(str(name) if isinstance(name, Path) else name, weight) for name, weight in pairs]
     elif isinstance(data, str) and ("," in data or "=" in data) and not os.path.exists(os.path.expanduser(data)):  # noqa: PTH110, PTH111 - Path's raise on odd names
-        found = [_weighted(part.strip(), data) for part in data.split(",")]
+        sources = [_weighted(part.strip(), data) for part in data.split(",")]
     else:
         return data
-    if not found:
+    if not sources:
         raise TrainingError("data has no source; expected at least one, with its weight")
-    seen: set[str] = set()
-    for name, weight in found:
-        _check_weight(name, weight, seen)
-    return found[0][0] if len(found) == 1 else {name: float(weight) for name, weight in found}
+    names: set[str] = set()
+    for name, weight in sources:
+        _check_weight(name, weight, names)
+    return sources[0][0] if len(sources) == 1 else {name: float(weight) for name, weight in sources}
 
 
 def _check_weight(name: Any, weight: Any, seen: set[str]) -> None:
@@ -316,7 +316,7 @@ def _files_of(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[Path], str]
         where = escape(error.filename or folder)
         raise TrainingError(f"{where}: the folder cannot be read: {escape(error.strerror or error)}") from None
 
-    found: list[Path] = []
+    files: list[Path] = []
     others: Counter[str] = Counter()
     for parent, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
         if ".lock" in names or {"train.toml", "metrics.jsonl"} <= {*names}:  # a run
@@ -328,17 +328,17 @@ def _files_of(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[Path], str]
             _refuse_loop(Path(parent, name), folder)
         for path in (Path(parent, name) for name in names if not name.startswith(".")):
             if kind_of(path) in suffixes and path.name not in _NO_ROWS:
-                found.append(path)
+                files.append(path)
             else:
                 others[path.suffix or path.name] += 1
     left_out = ", ".join(f"{count} {escape(kind)}" for kind, count in others.most_common(5))
-    if not found:
+    if not files:
         raise TrainingError(
             f"{escape(folder)}: nothing to read in this folder; expected {', '.join(suffixes)} files, found "
             f"{left_out or 'no files at all'}"
         )
-    found.sort(key=lambda path: path.relative_to(folder).as_posix())
-    return found, f"{others.total()} other files ({left_out})" if others else ""
+    files.sort(key=lambda path: path.relative_to(folder).as_posix())
+    return files, f"{others.total()} other files ({left_out})" if others else ""
 
 
 def _refuse_loop(path: Path, root: Path) -> None:

@@ -290,10 +290,10 @@ def _copy_verified(stream: IO[bytes], item: Builtin, path: Path, report: Progres
         out.flush()
         os.fsync(out.fileno())
     if done != item.num_bytes or digest.hexdigest() != item.sha256:
-        found = f"{done} bytes, SHA-256 {digest.hexdigest()[:12]}…" if done <= item.num_bytes else "more bytes"
+        actual = f"{done} bytes, SHA-256 {digest.hexdigest()[:12]}…" if done <= item.num_bytes else "more bytes"
         raise DownloadError(
             f"{item.file} is not the pinned file: expected {item.num_bytes} bytes, SHA-256 {item.sha256[:12]}…, "
-            f"found {found}"
+            f"found {actual}"
         )
     return path
 

@@ -64,8 +64,8 @@ def _naming(folder: Path) -> str:
 def _newest(run: Path) -> Path | None:
     if not run.is_dir():
         return None
-    found = [path for path in run.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir()]
-    return max(found, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+    checkpoints = [path for path in run.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir()]
+    return max(checkpoints, key=lambda path: int(path.name.removeprefix("step-")), default=None)
 
 
 COURSE = "course.json"

@@ -145,8 +145,10 @@ def _download(repo: str, kind: Literal["model", "tokenizer"]) -> Path:
             f"{repo} holds GGUF files: name one, as {repo}:{escape(ggufs[0], 80)}. There are: {shown}"
         )
     weights = [name for name in files if name.endswith((".pt", ".onnx", ".h5", ".msgpack"))]
-    found = f"; it holds {', '.join(escape(name, 80) for name in weights[:3])}" if weights else ""
-    raise ModelNotFoundError(f"{repo} holds no safetensors, pytorch_model.bin, GGUF or consolidated.*.pth file{found}")
+    contents = f"; it holds {', '.join(escape(name, 80) for name in weights[:3])}" if weights else ""
+    raise ModelNotFoundError(
+        f"{repo} holds no safetensors, pytorch_model.bin, GGUF or consolidated.*.pth file{contents}"
+    )
 
 
 def _holds(folder: Path, *patterns: str) -> bool:

@@ -25,15 +25,15 @@ class Events:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the data of the events that are complete with these bytes; comments and other fields are ignored."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found: list[bytes] = []
+        payloads: list[bytes] = []
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
             elif not line and self._data:
-                found.append(b"\n".join(self._data))
+                payloads.append(b"\n".join(self._data))
                 self._data = []
-        return found
+        return payloads
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def parse_chunk(data: bytes) -> Chunk:
 def listed_models(body: bytes) -> list[str]:
     """Return the model names in the body of `/v1/models`; an invalid body has none."""
     models = (_parsed(body) or {}).get("data")
-    found = cast(list[object], models) if isinstance(models, list) else []
-    return [name for model in found if isinstance(name := (_object(model) or {}).get("id"), str)]
+    items = cast(list[object], models) if isinstance(models, list) else []
+    return [name for model in items if isinstance(name := (_object(model) or {}).get("id"), str)]
 
 
 def error_message(body: bytes) -> str:

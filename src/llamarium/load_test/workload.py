@@ -149,12 +149,12 @@ def _lines(path: Path) -> list[str]:
 
 def _parsed(where: str, line: str, lengths: Lengths, source: random.Random) -> LoadRequest:
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{where} is {show_value(found)}; expected an object with prompt or messages")
-    fields = cast(dict[str, Any], found)
+    if not isinstance(row, dict):
+        raise InputError(f"{where} is {show_value(row)}; expected an object with prompt or messages")
+    fields = cast(dict[str, Any], row)
     prompt = _prompt(fields)
     if prompt is None:
         raise InputError(

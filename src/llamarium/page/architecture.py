@@ -40,18 +40,18 @@ def view_of_model(
     """Describe the loaded model and the options that it was loaded with."""
     from llamarium.inspect.summary import summarize
 
-    found = summarize(llama.config, llama.loaded, llama.sources)
+    summary = summarize(llama.config, llama.loaded, llama.sources)
     return ModelView(
         name=llama.name,
         runner=engine.runner.name,
         dtype=engine.runner.dtype,
         input_bits=engine.runner.input_bits,
         tree=module_tree(llama.config, {one.key: one for one in llama.sources}),
-        num_bytes=sum(found.bytes_by_dtype.values()),
+        num_bytes=sum(summary.bytes_by_dtype.values()),
         adds_bos=bool(llama.tokenizer.encode("")),
         adapters=tuple(engine.adapters),
         loaded_with=dict(loaded_with or {}),
-        **_of_config(found),
+        **_of_config(summary),
     )
 
 

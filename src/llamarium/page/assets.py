@@ -59,9 +59,9 @@ class Asset:
 def read_assets(folder: Path = DIST) -> dict[str, Asset]:
     """Return the page's files by URL path; empty if the page is not built."""
     files = (path for path in folder.rglob("*") if path.suffix in _TYPES)
-    found = {f"/{path.relative_to(folder).as_posix()}": Asset.of(path) for path in files}
-    index = found.pop("/index.html", None)
-    return found if index is None else {"/": index, **found}
+    assets = {f"/{path.relative_to(folder).as_posix()}": Asset.of(path) for path in files}
+    index = assets.pop("/index.html", None)
+    return assets if index is None else {"/": index, **assets}
 
 
 def asset_routes(assets: Mapping[str, Asset]) -> list[Route]:

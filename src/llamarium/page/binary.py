@@ -87,7 +87,7 @@ def _halves(values: NDArray[np.float32]) -> bytes:
 
 def _codes(values: NDArray[np.float32]) -> tuple[float, float, NDArray[Any]]:
     finite = np.isfinite(values)
-    known = values[finite]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    finite_values = values[finite]
+    low, high = (float(finite_values.min()), float(finite_values.max())) if finite_values.size else (0.0, 0.0)
     scaled = (np.where(finite, values, low) - low) / ((high - low) or 1.0) * _STEPS
     return low, high, np.where(finite, np.rint(scaled), _NOT_FINITE).astype(np.uint8)

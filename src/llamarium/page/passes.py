@@ -111,16 +111,16 @@ class Passes:
 
     def _all(self, executor: Executor, one: Pass, keys: Sequence[Key], rows: Rows) -> list[Floats]:
         """Return the activations of these keys; missing ones are computed, by one thread at a time."""
-        found = {key: values for key in keys if (values := self._look_up(one, key, rows)) is not None}
-        if len(found) < len(keys):
+        values_of = {key: values for key in keys if (values := self._look_up(one, key, rows)) is not None}
+        if len(values_of) < len(keys):
             with self._running:
                 check_wanted()
                 missing = [key for key in keys if self._look_up(one, key, rows) is None]
                 if missing:  # not computed by another thread in the meantime
                     layers = sorted({layer for _, layer in keys if layer is not None})
                     self._compute(executor, one, list(dict.fromkeys(name for name, _ in missing)), layers, rows)
-                found = {key: self._look_up(one, key, rows) for key in keys} | found
-        return [values for key in keys if (values := found[key]) is not None]
+                values_of = {key: self._look_up(one, key, rows) for key in keys} | values_of
+        return [values for key in keys if (values := values_of[key]) is not None]
 
     def _look_up(self, one: Pass, key: Key, rows: Rows) -> Floats | None:
         every = range(len(one.ids))

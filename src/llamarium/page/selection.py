@@ -16,8 +16,8 @@ from llamarium.runtime.taps import ACTIVATIONS
 def select(kept: Passes, executor: Executor, one: Pass, name: str, query: ActivationQuery) -> Numbers:
     """Return the part of an activation that a query selects; QuestionError or UnknownNameError if there is none."""
     _check(executor.runner.config, one, name, query)
-    found = kept.numbers(executor, one, name, query.layer, _rows(len(one.ids), query))
-    return _cut(found, query)
+    values = kept.numbers(executor, one, name, query.layer, _rows(len(one.ids), query))
+    return _cut(values, query)
 
 
 def check_index(name: str, value: int | None, size: int) -> None:

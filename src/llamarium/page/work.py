@@ -62,10 +62,10 @@ async def stream_on(
     """
     with ExitStack() as held:
         worker = held.enter_context(closing(_Worker(request, field, one)))
-        made = await worker.do_while_here(work)
+        result = await worker.do_while_here(work)
 
         def following(llama: "Llama", engine: TextEngine) -> object:
-            return next(made, None)
+            return next(result, None)
 
         first = await worker.do_while_here(following)
         produce = partial(_produce, first, partial(worker.do, following))
@@ -104,10 +104,10 @@ class _Worker:
 
     async def do_while_here(self, work: "Callable[[Llama, TextEngine], T]") -> T:
         """As `do`, but raise ApiError 499 as soon as the client disconnects."""
-        made = await while_listening(_in_list(self.do(work)), self._request.receive)
-        if made is None:
+        results = await while_listening(_in_list(self.do(work)), self._request.receive)
+        if results is None:
             raise ApiError(499, "the client has left", code="client_left")
-        return made[0]
+        return results[0]
 
     def close(self) -> None:
         """Want nothing more; a thread that is at work ends before its next part that takes long."""
@@ -137,10 +137,10 @@ async def _produce(one: object, step: Callable[[], Awaitable[object]], write: Wr
 
 async def _in_thread(llama: "Llama", field: str, work: Callable[[], T], gone: threading.Event) -> T:
     try:
-        found = await in_own_thread(work, gone)
+        result = await in_own_thread(work, gone)
     except LlamariumError as error:
         raise of_library(error, field=field, source=llama.tokenizer.source) from None
-    if not has_only_finite(found):
+    if not has_only_finite(result):
         message = "the model's numbers are not finite here, so that there is nothing to show"
         raise ApiError(500, message, code="model_error", param=field)
-    return found
+    return result

@@ -154,8 +154,8 @@ _TYPE_NAMES = {torch.uint8: "U8", torch.float32: "F32", torch.float16: "F16", to
 
 def _component(values: Tensor) -> Component:
     name = _TYPE_NAMES.get(values.dtype, str(values.dtype))
-    seen = values.detach().cpu()  # sync: only while a checkpoint is loaded
-    return Component(name, (seen.view(torch.uint8) if name == "BF16" else seen).numpy())
+    array = values.detach().cpu()  # sync: only while a checkpoint is loaded
+    return Component(name, (array.view(torch.uint8) if name == "BF16" else array).numpy())
 
 
 _NESTED_BUFFERS = ("nested_absmax", "nested_quant_map", "nested_offset")

@@ -134,16 +134,16 @@ def check_components(components: Mapping[str, Component], source: str) -> NF4Lay
     )
     codes, num_bytes = components["weight"], -(-layout.num_weights // 2)
     if codes.type_name not in _STORAGES or codes.values.nbytes != num_bytes:
-        found = f"{codes.values.nbytes} bytes of {codes.type_name}"
-        _check(False, source, "weight", found, f"{num_bytes} of U8, or as many bytes in a dtype of floats")
+        actual = f"{codes.values.nbytes} bytes of {codes.type_name}"
+        _check(False, source, "weight", actual, f"{num_bytes} of U8, or as many bytes in a dtype of floats")
     _check_values(components, "weight.quant_map", "F32", 16, source)
     _check_values(components, "weight.absmax", "U8" if layout.double_quant else "F32", layout.num_blocks, source)
     if layout.double_quant:
         _check_values(components, "weight.nested_absmax", "F32", layout.num_nested_blocks, source)
         _check_values(components, "weight.nested_quant_map", "F32", 256, source)
-    found = components["weight.quant_map"].values.reshape(-1)
-    if not np.allclose(found, np.array(LEVELS, dtype=np.float32), rtol=0, atol=1e-6):
-        _check(False, source, "weight.quant_map", found.tolist(), "NF4's sixteen levels")
+    actual = components["weight.quant_map"].values.reshape(-1)
+    if not np.allclose(actual, np.array(LEVELS, dtype=np.float32), rtol=0, atol=1e-6):
+        _check(False, source, "weight.quant_map", actual.tolist(), "NF4's sixteen levels")
     return layout
 
 
@@ -212,9 +212,9 @@ def _parse(raw: bytes, source: str) -> dict[str, Any]:
 
 
 def _check_values(components: Mapping[str, Component], name: str, kind: str, count: int, source: str) -> None:
-    found = components[name]
-    if found.type_name != kind or found.values.size != count:
-        _check(False, source, name, f"{found.values.size} values of {found.type_name}", f"{count} of {kind}")
+    component = components[name]
+    if component.type_name != kind or component.values.size != count:
+        _check(False, source, name, f"{component.values.size} values of {component.type_name}", f"{count} of {kind}")
 
 
 def _check(ok: bool, source: str, item: str, found: object, expected: str) -> None:

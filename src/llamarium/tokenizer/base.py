@@ -302,13 +302,13 @@ class Tokenizer:
     def _look_up(self, index: int) -> bytes:
         if self.vocab_size <= index < self._num_rows:
             return b""
-        found = self.backend.token_bytes(index) if 0 <= index < self.vocab_size else None
-        if found is None:
+        token = self.backend.token_bytes(index) if 0 <= index < self.vocab_size else None
+        if token is None:
             raise TokenizerError(
                 f"{self.source}: no token has the id {index}; ids are 0 to {self.vocab_size - 1} "
                 "(does the model belong to another tokenizer?)"
             )
-        return self._bytes.setdefault(index, found)
+        return self._bytes.setdefault(index, token)
 
     def token_text(self, token_id: int) -> str:
         r"""Return a printable piece: control characters and stray bytes as `\n` or `\xe4`; errors as `token_bytes`."""

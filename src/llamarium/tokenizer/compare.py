@@ -30,8 +30,8 @@ def check_same_vocabulary(first: Speaker, second: Speaker, why: str) -> None:
     if one.special.add_bos != other.special.add_bos or one.bos_token_id != other.bos_token_id:
         raise InputError(f"{what}: one puts another begin-of-sequence token before a text than the other, or none")
     for token_id in range(min(one.vocab_size, other.vocab_size)):
-        known = [_bytes(tokenizer, token_id) for tokenizer in tokenizers]
-        if known[0] != known[1] and None not in known:
+        spellings = [_bytes(tokenizer, token_id) for tokenizer in tokenizers]
+        if spellings[0] != spellings[1] and None not in spellings:
             texts = " and ".join(f'"{escape(tokenizer.token_text(token_id))}"' for tokenizer in tokenizers)
             raise InputError(f"{what}: token {token_id} is {texts}")
 

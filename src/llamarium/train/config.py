@@ -152,17 +152,17 @@ class RunConfig:
     def resolve(cls, file: Path | None, flags: Mapping[str, Any]) -> Self:
         """Combine defaults, a TOML file (if not None) and flags; later ones win. TrainingError for invalid settings."""
         settings, where = ({}, "") if file is None else (read_toml(file), f"{file}: ")
-        known = [*declared(cls)]
-        if unknown := [name for name in (*settings, *flags) if name not in known]:
-            raise TrainingError(f"{where}{unknown_names(unknown, known)}")
+        names = [*declared(cls)]
+        if unknown := [name for name in (*settings, *flags) if name not in names]:
+            raise TrainingError(f"{where}{unknown_names(unknown, names)}")
         if any(name in flags for name in _LENGTHS):  # a flag replaces whichever of these settings the file has
             settings = {name: value for name, value in settings.items() if name not in _LENGTHS}
         name, before = flags.get("optimizer"), settings.get("optimizer")
         if name and before not in (None, name) and "learning_rate" in settings.keys() - flags.keys():
             raise TrainingError(f"{where}learning_rate is that of {escape(before)}; give one beside optimizer {name}")
-        found = cls(**{**settings, **flags})
-        _refuse_brought(found, flags)  # also flags that repeat a default
-        return found
+        config = cls(**{**settings, **flags})
+        _refuse_brought(config, flags)  # also flags that repeat a default
+        return config
 
     def to_toml(self) -> str:
         """Return the settings as TOML for `resolve`; settings that are None become comments."""

@@ -100,8 +100,8 @@ def _open(config: FinetuneConfig) -> tuple[Checkpoint, Tokenizer]:
     checkpoint, tokenizer = open_checkpoint(path), find_tokenizer(path)
     if config.adapter:
         tokenizer = tokenizer_beside(Path(config.adapter).expanduser(), checkpoint.config) or tokenizer
-    found = fitting_tokenizer(config.model, path, checkpoint, tokenizer, config.context)
-    return checkpoint, with_chat_format(config, found)
+    fitting = fitting_tokenizer(config.model, path, checkpoint, tokenizer, config.context)
+    return checkpoint, with_chat_format(config, fitting)
 
 
 def base_dtype(config: FinetuneConfig, device: str) -> Literal["auto"] | DtypeName:

@@ -53,8 +53,8 @@ def make_optimizers(
     if not named:
         raise TrainingError("no parameter is trainable; expected at least one")
     in_layers = [(key, p) for key, p in named if name == "muon" and p.ndim == 2 and ".layers." in f".{key}"]
-    taken = {key for key, _ in in_layers}
-    rest = [(key, p) for key, p in named if key not in taken]
+    layer_keys = {key for key, _ in in_layers}
+    rest = [(key, p) for key, p in named if key not in layer_keys]
     alike: dict[tuple[bool, object], list[nn.Parameter]] = {}  # differently sharded parameters need separate groups
     for _, p in rest:
         alike.setdefault((p.ndim < 2, getattr(p, "device_mesh", None)), []).append(p)
@@ -107,12 +107,12 @@ def schedule(
 def optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     """Return the optimizer state as tensors named "field/parameter"."""
     names = {id(p): key for key, p in model.named_parameters()}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             for field, value in state.items():
-                found[f"{field}/{names[id(parameter)]}"] = torch.as_tensor(value)
-    return found
+                tensors[f"{field}/{names[id(parameter)]}"] = torch.as_tensor(value)
+    return tensors
 
 
 def restore_optimizers(
@@ -142,8 +142,8 @@ def restore_optimizers(
         shape, dtype = ((), torch.float32) if field == "step" else (parameter.shape, parameter.dtype)
         least = -math.inf if field in ("exp_avg", "momentum_buffer") else 0.0
         if tensor.shape != shape or tensor.dtype != dtype:
-            found = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise TrainingError(f"the optimizer's {escape(key)} is {found}; expected {dtype} {tuple(shape)}")
+            actual = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise TrainingError(f"the optimizer's {escape(key)} is {actual}; expected {dtype} {tuple(shape)}")
         if not (tensor.isfinite() & (tensor >= least)).all():
             raise TrainingError(f"the optimizer's {escape(key)} has values that are NaN, infinite or negative")
         held: Any = tensor.to(parameter.device) if field == "step" else process_group.distribute(tensor, parameter)

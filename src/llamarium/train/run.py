@@ -158,21 +158,21 @@ class _Loop:
         with stop_signals(self.rollouts and self.rollouts.rewards, self._tell_stopping) as came:
             stopped = self.process_group.any_signal(came)
             while not stopped and not self._is_over():
-                found, improved = None, False
+                result, improved = None, False
                 try:
                     if at.is_validated:  # else the run was stopped during the validation of this step
-                        found = self._step()
+                        result = self._step()
                         if self._due(config.log_every):
-                            self._log(found)
+                            self._log(result)
                         else:
-                            self.emit({"event": "progress", **self._numbers(found)})
-                        self._emit_all(self.alarms.after_step(at.step, found.metrics))
+                            self.emit({"event": "progress", **self._numbers(result)})
+                        self._emit_all(self.alarms.after_step(at.step, result.metrics))
                     at.is_validated = False
                     improved = self._due(config.eval_steps) and self._validate()
                     at.is_validated = True
                     if self._due(config.eval_steps):
                         self._snapshot()
-                    if found and config.sample_steps and self._due(config.sample_steps):
+                    if result and config.sample_steps and self._due(config.sample_steps):
                         self._sample()
                 except StoppedError:
                     what = f"step {at.step + 1}" if at.is_validated else f"the validation of step {at.step}"
@@ -212,20 +212,20 @@ class _Loop:
             final_ratio=config.final_ratio, decay_share=config.decay_share,
         )  # fmt: skip
         set_learning_rate(self.optimizers, factor)
-        first = found = self._update(batches)
+        first = result = self._update(batches)
         for _ in range(1, self.rollouts.num_iterations if self.rollouts else 1):
             assert self.rollouts is not None
             reported |= {"largest_difference": first.metrics["largest_difference"]}  # before the weights change
-            before, found = found, self._update(self.rollouts.again())
-            if before.updated and found.skip_reason == "no signal":  # all ratios are clipped: the step is complete
-                found = replace(found, skip_reason=None)
-        found = replace(found, metrics={**found.metrics, **reported})
+            before, result = result, self._update(self.rollouts.again())
+            if before.updated and result.skip_reason == "no signal":  # all ratios are clipped: the step is complete
+                result = replace(result, skip_reason=None)
+        result = replace(result, metrics={**result.metrics, **reported})
         seconds = time.perf_counter() - begin
         at.step, at.cursor = at.step + 1, self.order.cursor
         at.seconds += seconds
         self.window_seconds += seconds
-        self._check_updated(found)
-        return found
+        self._check_updated(result)
+        return result
 
     def _batches(self) -> tuple[Sequence[TrainingBatch], dict[str, float]]:
         """Return the step's batches, from the data or sampled from the model, and metrics of the sampling."""
@@ -238,14 +238,14 @@ class _Loop:
     def _update(self, batches: Sequence[TrainingBatch]) -> StepResult:
         config, group = self.setup.config, self.process_group
         with seeded(config.seed, self.at.step * group.num_shards + group.shard_idx, self.setup.model.device):
-            found = train_step(
+            result = train_step(
                 self.setup.model, self.optimizers, batches, max_grad_norm=config.max_grad_norm,
                 precision=config.chosen_precision, trunk=self.trunk, objective=self.setup.objective,
                 process_group=group, has_signal=self.rollouts is None or self.rollouts.has_signal(),
             )  # fmt: skip
-        self.at.num_tokens += found.num_tokens
-        self.window_tokens += found.num_tokens
-        return found
+        self.at.num_tokens += result.num_tokens
+        self.window_tokens += result.num_tokens
+        return result
 
     def _check_updated(self, found: StepResult) -> None:
         """Report a skipped update; raise after too many non-finite ones, or at the end of a run without any update."""
@@ -309,18 +309,18 @@ class _Loop:
             return False
         config = self.setup.config
         self._doing("measuring the validation loss")
-        found = self.rollouts.evaluate() if self.rollouts else measure(
+        evaluation = self.rollouts.evaluate() if self.rollouts else measure(
             self.setup.model, self.setup.validation, batch_rows=config.batch_rows, max_rows=config.eval_rows,
             precision=config.chosen_precision, trunk=self.trunk, objective=self.setup.objective,
             process_group=self.process_group,
         )  # fmt: skip
-        improved = found.loss < self.at.best_loss
+        improved = evaluation.loss < self.at.best_loss
         self.at.num_since_best = 0 if improved else self.at.num_since_best + 1
         if improved:
-            self.at.best_loss, self.at.best_step = found.loss, self.at.step
-        self.emit({"event": "validation", "step": self.at.step, "loss": found.loss, "best": improved, **found.metrics})
-        at = self.at
-        self._emit_all(self.alarms.after_validation(at.step, found.loss, at.best_loss, at.best_step))
+            self.at.best_loss, self.at.best_step = evaluation.loss, self.at.step
+        at, loss = self.at, evaluation.loss
+        self.emit({"event": "validation", "step": at.step, "loss": loss, "best": improved, **evaluation.metrics})
+        self._emit_all(self.alarms.after_validation(at.step, loss, at.best_loss, at.best_step))
         return improved
 
     def _snapshot(self) -> None:
@@ -354,10 +354,10 @@ class _Loop:
                 "max_tokens": config.sample_tokens, "temperature": _SAMPLE_TEMPERATURE, "seed": config.seed,
             }  # fmt: skip
             if self.setup.chat:
-                made = llama.chat([{"role": "user", "content": config.sample_prompt}], **options)
+                answer = llama.chat([{"role": "user", "content": config.sample_prompt}], **options)
             else:
-                made = llama.generate(config.sample_prompt, **options)
-            self.emit({**event, "text": made.text})
+                answer = llama.generate(config.sample_prompt, **options)
+            self.emit({**event, "text": answer.text})
         except LlamariumError as error:  # e.g. a prompt that the tokenizer cannot encode: no reason to stop the run
             self.emit({**event, "error": str(error)})
         finally:

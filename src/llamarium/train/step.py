@@ -141,8 +141,8 @@ def train_step(
         if reason is None:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    found = sums.means(process_group, count)
-    return StepResult(found.loss, norm, int(num_tokens), reason, found.metrics)
+    means = sums.means(process_group, count)
+    return StepResult(means.loss, norm, int(num_tokens), reason, means.metrics)
 
 
 def _skip_reason(norm: float, count: float, *, has_signal: bool) -> SkipReason | None:
@@ -168,8 +168,8 @@ class _Sums:
         self.loss += loss.detach()
         for name, value in metrics.items():
             before = self.metrics.get(name, torch.zeros_like(value))
-            found = torch.maximum(before, value) if _is_largest(name) else before + value
-            self.metrics[name] = found.detach()
+            total = torch.maximum(before, value) if _is_largest(name) else before + value
+            self.metrics[name] = total.detach()
         return loss
 
     def means(self, process_group: ProcessGroup, count: float) -> Evaluation:

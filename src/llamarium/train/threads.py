@@ -63,9 +63,9 @@ def computing(setup: Setup, saved: int | None, *, resumed: bool) -> Generator[Th
     if not _ours(setup):
         yield None
         return
-    found = choose(setup, saved, resumed=resumed)
-    with computing_with(None if found.count == torch.get_num_threads() else found.count):
-        yield found
+    threads = choose(setup, saved, resumed=resumed)
+    with computing_with(None if threads.count == torch.get_num_threads() else threads.count):
+        yield threads
 
 
 def _ours(setup: Setup) -> bool:
@@ -74,22 +74,22 @@ def _ours(setup: Setup) -> bool:
 
 def choose(setup: Setup, saved: int | None, *, resumed: bool, clock: Clock = time.perf_counter) -> Threads:
     """Return the number of threads to use; arguments as for `computing`."""
-    given = setup.config.threads or _wanted()
+    count = setup.config.threads or _wanted()
     before = (saved or torch.get_num_threads()) if resumed else None
-    if given is None and setup.threads in (None, before) and before is not None and before <= allowed_cpus():
+    if count is None and setup.threads in (None, before) and before is not None and before <= allowed_cpus():
         return Threads(before, "as before")
-    if given is not None:
-        found = Threads(given, "given")
+    if count is not None:
+        threads = Threads(count, "given")
     elif setup.threads is not None:
-        found = Threads(setup.threads, "as the first")
+        threads = Threads(setup.threads, "as the first")
     else:
-        found = _measured(setup, halves(num_threads()), clock)
-    if before not in (None, found.count):
+        threads = _measured(setup, halves(num_threads()), clock)
+    if before not in (None, threads.count):
         warn_caller(
-            f"threads: {before} -> {found.count}: from here on sums may have other last bits than those of a run that "
-            f"was not interrupted; --threads {before} goes on as before"
+            f"threads: {before} -> {threads.count}: from here on sums may have other last bits than those of a run "
+            f"that was not interrupted; --threads {before} goes on as before"
         )
-    return found
+    return threads
 
 
 def _wanted() -> int | None:
@@ -117,19 +117,19 @@ def _measured(setup: Setup, counts: Sequence[int], clock: Clock) -> Threads:
 def time_each(work: Callable[[], None], counts: Sequence[int], clock: Clock) -> dict[int, float]:
     """Return the median seconds of some work by number of threads, with interleaved measurements."""
     before, begin = torch.get_num_threads(), clock()
-    found: dict[int, list[float]] = {count: [] for count in counts}
+    seconds: dict[int, list[float]] = {count: [] for count in counts}
     try:
         for _ in range(_ROUNDS):
             for count in counts:
                 torch.set_num_threads(count)
                 start = clock()
                 work()
-                found[count].append(clock() - start)
+                seconds[count].append(clock() - start)
             if clock() - begin > _LONGEST_S:
                 break
     finally:
         torch.set_num_threads(before)
-    return {count: statistics.median(values) for count, values in found.items()}
+    return {count: statistics.median(values) for count, values in seconds.items()}
 
 
 def fewest_of_the_fastest(seconds: dict[int, float]) -> int:

@@ -126,8 +126,8 @@ def _with_scores(q: Floats, k: Floats, v: Floats, positions: Ints) -> tuple[Floa
     """Return masked scores in place of the pattern."""
     k_SNH = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
     scores = np.einsum("tnh,snh->nts", q, k_SNH) / np.sqrt(np.float32(q.shape[-1]))
-    seen = np.where(np.arange(len(k)) <= positions[:, None], scores, np.float32(-np.inf))
-    return seen, attend(q, k, v, positions)[1]
+    masked = np.where(np.arange(len(k)) <= positions[:, None], scores, np.float32(-np.inf))
+    return masked, attend(q, k, v, positions)[1]
 
 
 def _mixed_groups(q: Floats, k: Floats, v: Floats, positions: Ints, *, tiled: str) -> tuple[Floats, Floats]:

@@ -26,8 +26,8 @@ def merge(piece: bytes, rank: Rank) -> list[bytes]:
     """
     parts = [piece[i : i + 1] for i in range(len(piece))]
     while True:
-        found = [(rank(parts[i], parts[i + 1]), i) for i in range(len(parts) - 1)]
-        ranked = [(number, i) for number, i in found if number is not None]
+        candidates = [(rank(parts[i], parts[i + 1]), i) for i in range(len(parts) - 1)]
+        ranked = [(number, i) for number, i in candidates if number is not None]
         if not ranked:
             return parts
         _, i = min(ranked)

@@ -166,8 +166,8 @@ def _loss_cases(rng: np.random.Generator) -> Iterator[Arguments]:
 def _adamw_cases(rng: np.random.Generator) -> Iterator[Arguments]:
     settings = (1, (4, 3), 1e-8, 0.1), (2, (5,), 1e-3, 0.5), (7, (3, 6), 1e-2, 0.2), (30, (4, 4), 1e-2, 0.3)
     for step, shape, eps, decay in settings:
-        seen = min(step - 1, 1)
-        m, v = floats(rng, *shape, scale=0.1) * seen, floats(rng, *shape, scale=0.01) ** 2 * seen
+        moment = min(step - 1, 1)
+        m, v = floats(rng, *shape, scale=0.1) * moment, floats(rng, *shape, scale=0.01) ** 2 * moment
         gradient, numbers = floats(rng, *shape, scale=0.1), (step, 0.03, 0.9, 0.95, eps, decay)
         yield floats(rng, *shape), gradient, m.astype(np.float32), v.astype(np.float32), *numbers
 

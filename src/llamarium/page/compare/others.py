@@ -64,13 +64,13 @@ class Side:
         if self.tokenizer is None:
             return ids
         try:
-            found = tuple(self.tokenizer.encode(served.decode(ids))[:MAX_TOKENS])
-            reason = "" if found else "it has no tokens of its own; expected a text with a character at least"
+            ids_read = tuple(self.tokenizer.encode(served.decode(ids))[:MAX_TOKENS])
+            reason = "" if ids_read else "it has no tokens of its own; expected a text with a character at least"
         except TokenizerError as error:  # whose message begins with a path that clients must not see
-            found, reason = (), str(error).removeprefix(f"{self.tokenizer.source}: ")
+            ids_read, reason = (), str(error).removeprefix(f"{self.tokenizer.source}: ")
         if reason:
             raise QuestionError(f"{self.title} cannot read the text: {reason}", code="unreadable_text", param="id")
-        return found
+        return ids_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +130,14 @@ class Others:
                 return self._traces[key]
             runner = self._runner(side, field)
             check_wanted()
-            found = trace(
+            traced = trace(
                 runner, wanted.ids, names=wanted.names, layers=wanted.layers, budget_mb=BUDGET_MB,
                 adapter=side.adapter_idx, kv_cache_dtype=side.kv_cache_dtype,
             )  # fmt: skip
-            self._traces[key] = found
+            self._traces[key] = traced
             while len(self._traces) > 1 and sum(map(_bytes, self._traces.values())) > self._max_kept_bytes:
                 self._traces.popitem(last=False)
-        return found
+        return traced
 
     def perplexity(self, side: Side, tokenizer: Tokenizer, text: str, *, field: str) -> float | None:
         """Return a side's perplexity of a fixed text, None if it cannot encode it; other arguments as `trace`."""
@@ -148,8 +148,8 @@ class Others:
             if key not in self._perplexities:
                 self._perplexities[key] = None
                 with suppress(TokenizerError):  # a character that its vocabulary lacks
-                    found = perplexity_of_text(self._runner(side, field), tokenizer, text)
-                    self._perplexities[key] = found.perplexity
+                    measured = perplexity_of_text(self._runner(side, field), tokenizer, text)
+                    self._perplexities[key] = measured.perplexity
             return self._perplexities[key]
 
     def _runner(self, side: Side, field: str) -> Runner:

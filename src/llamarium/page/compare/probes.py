@@ -72,12 +72,17 @@ def compare(
     for each, trace in zip(pair, traces, strict=True):
         if not math.isfinite(float(trace.arrays["logits", None].sum())):
             raise AnswerError(f"the logits of {each.title} are not finite")
-    found = compare_passes(*traces, k=k, tokenizer=tokenizer)
+    comparison = compare_passes(*traces, k=k, tokenizer=tokenizer)
     shown = [_view(kept, each) for each in pair]
     return schema.ComparisonView(
-        side=shown[0], against=shown[1], layers=found.layers, tokens=found.tokens, kl=found.kl, same_top=found.same_top,
+        side=shown[0],
+        against=shown[1],
+        layers=comparison.layers,
+        tokens=comparison.tokens,
+        kl=comparison.kl,
+        same_top=comparison.same_top,
         texts=tuple(map(tokenizer.token_text, wanted.ids)),
-    )  # fmt: skip
+    )
 
 
 def bits(known: OpenPass, of: Name | None = None) -> schema.BitsView:
@@ -91,7 +96,7 @@ def bits(known: OpenPass, of: Name | None = None) -> schema.BitsView:
     every = _sides(known)
     ids = ids_in_bits(name, references)
     known_ids = {ids["NF4"], *(side.id for side in every)}  # any shape can be NF4: without it there is no model
-    sides = {kind: find_side(every, found, "of") for kind, found in ids.items() if found in known_ids}
+    sides = {kind: find_side(every, side_id, "of") for kind, side_id in ids.items() if side_id in known_ids}
     reference = sides["float32"]
     tokenizer = reference.tokenizer or served
     wanted = Wanted(reference.read(known.one.ids, served), NAMES)
@@ -103,11 +108,11 @@ def bits(known: OpenPass, of: Name | None = None) -> schema.BitsView:
         measured.append((types, num_bits, every[0]))
     for kind, num_bits, side in measured:
         against = kept.trace(reference, wanted, field="of")
-        found = compare_passes(kept.trace(side, wanted, field="of"), against, k=1)
+        comparison = compare_passes(kept.trace(side, wanted, field="of"), against, k=1)
         rows.append(
             schema.BitsRow(
-                type=kind, bits=num_bits, is_shown=side is every[0], kl=found.kl, same_top=found.same_top,
-                errors=tuple(sum(one.relative) / len(one.relative) for one in found.layers),
+                type=kind, bits=num_bits, is_shown=side is every[0], kl=comparison.kl, same_top=comparison.same_top,
+                errors=tuple(sum(one.relative) / len(one.relative) for one in comparison.layers),
                 perplexity=kept.perplexity(side, tokenizer, held_out(), field="of"),
             )
         )  # fmt: skip
@@ -174,8 +179,8 @@ def run_rows(known: OpenModel, run: str, ids: Ids) -> schema.RunRowsView:
     if len(wanted) > MAX_ROWS:
         message = f"{len(wanted)} rows are requested, and {MAX_ROWS} are followed at most; ask for fewer"
         raise QuestionError(message, code="too_many_numbers", param="ids")
-    found = _runs(known).row_paths(run, wanted)
-    return schema.RunRowsView(steps=found.steps, ids=found.ids, places=found.places_SR2.tolist(), share=found.share)
+    paths = _runs(known).row_paths(run, wanted)
+    return schema.RunRowsView(steps=paths.steps, ids=paths.ids, places=paths.places_SR2.tolist(), share=paths.share)
 
 
 def run_groups(known: OpenModel, run: str) -> schema.GroupsView:

@@ -79,8 +79,8 @@ class References:
     def check(self, name: str) -> None:
         """Raise an error for an unknown name."""
         if name not in self._opened:
-            known = ", ".join(self._opened) or "none (`llamarium inspect --reference MODEL` names one)"
-            message = f"there is no reference of this name; there is: {known}"
+            names = ", ".join(self._opened) or "none (`llamarium inspect --reference MODEL` names one)"
+            message = f"there is no reference of this name; there is: {names}"
             raise UnknownNameError(message, code="unknown_reference", param="of")
 
 

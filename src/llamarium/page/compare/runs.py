@@ -59,18 +59,20 @@ class Runs:
     @property
     def readable(self) -> tuple[str, ...]:
         """Names of the runs whose newest checkpoint can be opened."""
-        found: list[str] = []
+        names: list[str] = []
         for name in self._folders:
             with suppress(UnknownNameError):
                 self._opened(name)
-                found.append(name)
-        return tuple(found)
+                names.append(name)
+        return tuple(names)
 
     def folder(self, name: str) -> Path:
         """Return the folder of a run that the server was started with."""
         if name not in self._folders:
-            known = ", ".join(self._folders) or "none (`llamarium inspect --checkpoints RUN` names one)"
-            raise UnknownNameError(f"there is no run of this name; there is: {known}", code="unknown_run", param="run")
+            folders = ", ".join(self._folders) or "none (`llamarium inspect --checkpoints RUN` names one)"
+            raise UnknownNameError(
+                f"there is no run of this name; there is: {folders}", code="unknown_run", param="run"
+            )
         return self._folders[name]
 
     def steps(self, name: str) -> list[int]:
@@ -91,8 +93,8 @@ class Runs:
     def sides(self, llama: "Llama") -> Iterator[Side]:
         """Yield every checkpoint as a side, except removed and unreadable ones."""
         for name in self.readable:
-            found = (self._side(llama, name, step) for step in self.steps(name))
-            yield from (side for side in found if side is not None)
+            sides = (self._side(llama, name, step) for step in self.steps(name))
+            yield from (side for side in sides if side is not None)
 
     def side(self, llama: "Llama", name: str, step: int) -> Side:
         """Return a checkpoint as a side of a comparison."""

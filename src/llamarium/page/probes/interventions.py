@@ -50,16 +50,16 @@ def _view(
     llama: "Llama", one: Pass, edits: "Sequence[Edit]", body: schema.EditedRequest, position: int
 ) -> schema.EditedView:
     k = min(body.k, llama.config.vocab_size)
-    found = llama.inspect.effect(one.ids, *edits, word=body.token_id, position=position, k=k)
+    effect = llama.inspect.effect(one.ids, *edits, word=body.token_id, position=position, k=k)
     ids = one.ids[: position + 1]
     check_wanted()
     with llama.inspect.edited() as plain, llama.inspect.edited(*edits) as other:
         return schema.EditedView(
             position=position,
             runner=other.runner.name,
-            divergence=found.divergence,
-            floor=found.floor,
-            tokens=found.tokens,
+            divergence=effect.divergence,
+            floor=effect.floor,
+            tokens=effect.tokens,
             answer_before=_goes_on(plain, ids, body.max_tokens),
             answer_after=_goes_on(other, ids, body.max_tokens),
         )

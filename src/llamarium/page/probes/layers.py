@@ -87,8 +87,8 @@ def neurons(
     """Return the neurons of a layer that fire most at a token, and what they do at every so many others."""
     at, rows = known.position(position), range(0, len(known.one.ids), stride)
     known.check_layer(layer)
-    seen = _with(known, neurons_of.NAMES, layer, at, rows)
-    return neurons_of.top_neurons(known.llama.config, seen, layer, position=at, k=k)
+    traced = _with(known, neurons_of.NAMES, layer, at, rows)
+    return neurons_of.top_neurons(known.llama.config, traced, layer, position=at, k=k)
 
 
 def _with(known: OpenPass, names: Collection[str], layer: int, at: int, rows: range) -> Trace:
@@ -106,8 +106,8 @@ def attribution(known: OpenPass, token_id: Index, against_id: TokenId = None, po
     at = known.position(position)
     known.check_token("token_id", token_id)
     known.check_token("against_id", against_id)
-    seen = known.trace(attributions.NAMES, known.layers, range(at, at + 1))
-    return attributions.attribute(known.llama.runner, seen, token_id, position=at, against_id=against_id)
+    traced = known.trace(attributions.NAMES, known.layers, range(at, at + 1))
+    return attributions.attribute(known.llama.runner, traced, token_id, position=at, against_id=against_id)
 
 
 def lens(
@@ -141,8 +141,8 @@ def lens_grid(
 
 def _lens(known: OpenPass, names: Collection[str], rows: range, k: int, token_id: int | None) -> Lens:
     known.check_token("token_id", token_id)
-    seen = known.trace(names, known.layers, rows)
-    return read_stream(known.llama.runner, seen, k, known.llama.tokenizer, chosen_id=token_id)
+    traced = known.trace(names, known.layers, rows)
+    return read_stream(known.llama.runner, traced, k, known.llama.tokenizer, chosen_id=token_id)
 
 
 def picture(known: OpenPass, start: Index = 0, stop: Stop = None, stride: Count = 1, blocks: bool = False) -> Numbers:

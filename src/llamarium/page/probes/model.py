@@ -83,10 +83,10 @@ def source_of(name: str) -> SourceView:
             f"no lines are known under this name; there are: {', '.join(SOURCES)}", code="unknown_source", param="name"
         )
     module, _, place = SOURCES[name].partition(":")
-    found: Any = importlib.import_module(module)
+    target: Any = importlib.import_module(module)
     for part in place.split("."):
-        found = getattr(found, part)
-    found = inspect.unwrap(found)  # below torch's decorators
-    lines, first = inspect.getsourcelines(found)
-    file = Path(inspect.getsourcefile(inspect.unwrap(found)) or "").relative_to(Path(llamarium.__file__).parents[1])
+        target = getattr(target, part)
+    target = inspect.unwrap(target)  # below torch's decorators
+    lines, first = inspect.getsourcelines(target)
+    file = Path(inspect.getsourcefile(inspect.unwrap(target)) or "").relative_to(Path(llamarium.__file__).parents[1])
     return SourceView(name=name, file=file.as_posix(), line=first, text=inspect.cleandoc("\n" + "".join(lines)))

@@ -35,7 +35,7 @@ def distances(
     config = known.llama.config
     known.check_layer(layer)
     check_index("head", head, config.num_attention_heads)
-    seen = known.trace(("q", "k"), [layer], range(at, at + 1))
+    traced = known.trace(("q", "k"), [layer], range(at, at + 1))
     group = config.num_attention_heads // config.num_key_value_heads
-    q_H, k_H = seen.arrays["q", layer][0, head], seen.arrays["k", layer][key, head // group]
+    q_H, k_H = traced.arrays["q", layer][0, head], traced.arrays["k", layer][key, head // group]
     return ScoresByDistance(tuple(wanted), tuple(score_by_distance(config, q_H, k_H, wanted)))

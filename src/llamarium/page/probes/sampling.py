@@ -114,13 +114,13 @@ def _row(
     prompt_ids: Sequence[int],
     answer_ids: Sequence[int],
 ) -> SamplingRow:
-    given = body.model_dump(exclude={"position", "start", "k", *_OF_FORM})
+    options = body.model_dump(exclude={"position", "start", "k", *_OF_FORM})
     grammar, compiled = _form(body, llama, settings)
     constraint = None
     if compiled is not None:
         _check_fits(compiled.begin(llama.stop_ids), answer_ids)
         constraint = compiled.begin(llama.stop_ids)
-    params = SamplingParams(**given, grammar=grammar)
+    params = SamplingParams(**options, grammar=grammar)
     return SamplingRow(params, prompt_ids, llama.config.vocab_size, answer_ids, constraint)
 
 

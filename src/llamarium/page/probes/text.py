@@ -100,13 +100,13 @@ def rows(
     known: OpenModel, ids: schema.Ids, random_seed: Annotated[int | None, Field(ge=0, le=MAX_SEED)] = None
 ) -> Numbers:
     """Send rows of the table, in the order of their ids, or those that initialisation draws; axes R D."""
-    wanted = [int(part) for part in ids.split(",")]
+    token_ids = [int(part) for part in ids.split(",")]
     vocab_size = known.llama.config.vocab_size
-    if max(wanted) >= vocab_size:
-        message = f"an id is {max(wanted)}; expected 0 to {vocab_size - 1}"
+    if max(token_ids) >= vocab_size:
+        message = f"an id is {max(token_ids)}; expected 0 to {vocab_size - 1}"
         raise QuestionError(message, code="invalid_parameter", param="ids")
     table = _table(known.llama, random_seed)
-    return Numbers(table(np.array(wanted)) if callable(table) else table.dequantize(EMBEDDING, wanted), "RD")
+    return Numbers(table(np.array(token_ids)) if callable(table) else table.dequantize(EMBEDDING, token_ids), "RD")
 
 
 def _table(llama: "Llama", random_seed: int | None) -> "Table":

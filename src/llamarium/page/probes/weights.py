@@ -72,8 +72,8 @@ def codes(
     check_index("row", row, num_rows)
     _check_window(start, count, num_columns)
     with _alone(), _of_shape() if quantize else nullcontext():
-        found = coded_weights(runner, key, [row], quantize=quantize)
-    return _codes_view(known.llama, key, range(start, start + count), found, is_stored=quantize is None)
+        coded = coded_weights(runner, key, [row], quantize=quantize)
+    return _codes_view(known.llama, key, range(start, start + count), coded, is_stored=quantize is None)
 
 
 def matrix(
@@ -111,10 +111,10 @@ def inputs(
     known.check_layer(layer)
     bits = input_bits_of(known.llama.runner, linear_key(layer, linear))
     values = known.numbers(_INPUTS[linear], layer, range(at, at + 1)).reshape(1, -1)
-    found = rounded_inputs(values)
+    rounded = rounded_inputs(values)
     _check_window(start, count, values.shape[1])
     cut = slice(start, start + count)
-    parts = (found.codes_MC, found.scales_MC, found.values_MC)
+    parts = (rounded.codes_MC, rounded.scales_MC, rounded.values_MC)
     columns = [values[0, cut].tolist(), *(part[0, cut].tolist() for part in parts)]
     return schema.InputsView(
         position=at,
@@ -124,8 +124,8 @@ def inputs(
             schema.InputView(original=original, code=code, scale=scale, value=value)
             for original, code, scale, value in zip(*columns, strict=True)
         ),
-        num_wide=int((abs(found.codes_MC) > 127).sum()),
-        error=relative_error(float(np.linalg.norm(found.errors_MC)), float(np.linalg.norm(values))),
+        num_wide=int((abs(rounded.codes_MC) > 127).sum()),
+        error=relative_error(float(np.linalg.norm(rounded.errors_MC)), float(np.linalg.norm(values))),
         is_rounded=bits is not None,
         input_bits=bits,
     )
@@ -140,7 +140,7 @@ def lesson(known: OpenPass, body: schema.LessonRequest) -> schema.LessonView:
     llama, ids = known.llama, known.one.ids
     with _alone():
         try:
-            found = learn(
+            lesson_result = learn(
                 llama.model, ids, optimizer=body.optimizer, learning_rate=body.learning_rate,
                 k=min(body.k, llama.config.vocab_size),
                 tokenizer=llama.tokenizer, unpack=True, budget_mb=min(LESSON_MB, free_bytes() / 2e6),
@@ -148,7 +148,7 @@ def lesson(known: OpenPass, body: schema.LessonRequest) -> schema.LessonView:
         except MemoryBudgetError as error:
             message = str(error).removesuffix(", or raise budget_mb")
             raise QuestionError(message, code="lesson_too_large", param="optimizer") from None
-    return _lesson_view(llama, body, found, lesson_bytes(llama.config, len(ids), body.optimizer))
+    return _lesson_view(llama, body, lesson_result, lesson_bytes(llama.config, len(ids), body.optimizer))
 
 
 @contextmanager
@@ -218,8 +218,8 @@ def _codes_view(llama: "Llama", key: str, window: range, found: CodedWeights, *,
 
 def _stored_type(llama: "Llama", key: str) -> str:
     """Return what a weight is held as, as `llamarium info` says; of a model that was not loaded, its dtype."""
-    found = {source.key: source.dtype for source in llama.sources}.get(key)
-    return FORMATS[type_of(llama.runner, key)].weight if found is None else found
+    dtype = {source.key: source.dtype for source in llama.sources}.get(key)
+    return FORMATS[type_of(llama.runner, key)].weight if dtype is None else dtype
 
 
 def _row_error(values: Floats, originals: Floats) -> float:

@@ -12,8 +12,8 @@ router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 @router.get("/lesson")
 async def lesson(request: Request) -> ClassLesson:
     """Return the lesson; 404 if the server was started without one."""
-    found: ClassLesson | None = request.app.state.lesson
-    if found is None:
+    class_lesson: ClassLesson | None = request.app.state.lesson
+    if class_lesson is None:
         message = "this server has no lesson; start it with `llamarium inspect --lesson FILE`"
         raise ApiError(404, message, code="no_lesson")
-    return found
+    return class_lesson

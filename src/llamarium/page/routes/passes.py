@@ -45,15 +45,15 @@ async def passes(request: Request, body: schema.PassRequest) -> schema.PassView:
 
 
 def _given(body: schema.PassRequest) -> str:
-    given = [name for name in ("text", "ids", "messages") if getattr(body, name) is not None]
-    if len(given) != 1:
+    fields = [name for name in ("text", "ids", "messages") if getattr(body, name) is not None]
+    if len(fields) != 1:
         raise ApiError(
-            400, f"expected text, ids or messages, one of them; found {', '.join(given) or 'none'}", param="text"
+            400, f"expected text, ids or messages, one of them; found {', '.join(fields) or 'none'}", param="text"
         )
-    if body.add_special_tokens is not None and given != ["text"]:
-        message = f"add_special_tokens belongs to text, and {given[0]} are given; leave it out"
+    if body.add_special_tokens is not None and fields != ["text"]:
+        message = f"add_special_tokens belongs to text, and {fields[0]} are given; leave it out"
         raise ApiError(400, message, param="add_special_tokens")
-    return given[0]
+    return fields[0]
 
 
 def _ids(body: schema.PassRequest, tokenizer: Tokenizer, service: Service) -> list[int]:
@@ -93,9 +93,9 @@ def _adapter_idx(engine: TextEngine, adapter: str | None) -> int:
         return -1
     served = engine.adapters  # adapters may be loaded and unloaded concurrently
     if adapter not in served:
-        known = ", ".join(served) or "none"
+        names = ", ".join(served) or "none"
         raise ApiError(
-            404, f"no adapter of this name is served; there is: {known}", code="unknown_adapter", param="adapter"
+            404, f"no adapter of this name is served; there is: {names}", code="unknown_adapter", param="adapter"
         )
     return served[adapter].number
 

@@ -36,8 +36,8 @@ def _add(start: str, path: str, probe: Probe) -> None:
         def read(llama: "Llama", engine: TextEngine) -> Any:
             state = request.app.state
             known = OpenModel(llama, engine, state) if one is None else OpenPass(llama, engine, state, one)
-            found = probe.function(known, **fields)
-            return respond(found) if isinstance(found, Numbers) else found
+            view = probe.function(known, **fields)
+            return respond(view) if isinstance(view, Numbers) else view
 
         return await (stream_on if probe.is_streamed else work_on)(request, probe.about, read, one)
 

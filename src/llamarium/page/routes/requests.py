@@ -44,10 +44,10 @@ async def requests(request: Request) -> RequestsView:
     service: Service = request.app.state.service
     _, engine = service.require()
     try:
-        found = await asyncio.wrap_future(engine.read(_look))
+        views = await asyncio.wrap_future(engine.read(_look))
         names = {str(served.number): name for name, served in engine.adapters.items()}
         prefixes = tuple(map(_prefix_view, service.explainer.newest(owner_of(request))))
-        return found.model_copy(update={"adapters": names, "prefixes": prefixes})
+        return views.model_copy(update={"adapters": names, "prefixes": prefixes})
     except EngineStoppedError as error:
         raise of_library(error) from None
 
@@ -60,23 +60,23 @@ async def opened(request: Request, name: str, query: Annotated[OpenQuery, Query(
     kept = passes_of(request)
 
     def read(llama: "Llama", engine: "TextEngine") -> OpenedView:
-        found = engine.read(lambda inner: open_sequence(inner.sequences, number, row, MAX_RUNS)).result()
-        if found is None:
+        sequence = engine.read(lambda inner: open_sequence(inner.sequences, number, row, MAX_RUNS)).result()
+        if sequence is None:
             raise _unknown()
-        adapter = found.state.adapter
+        adapter = sequence.state.adapter
         chosen = next((name for name, served in engine.adapters.items() if served.number == adapter), None)
-        if found.is_edited or (adapter >= 0 and chosen is None):
+        if sequence.is_edited or (adapter >= 0 and chosen is None):
             raise ApiError(409, "this answer's pass has edits, or an adapter that is unloaded", code="not_shown")
-        one = Pass.of([*found.prompt_ids, *found.answer_ids], chosen, adapter)
+        one = Pass.of([*sequence.prompt_ids, *sequence.answer_ids], chosen, adapter)
         known = OpenPass(llama, engine, request.app.state, kept.add(one))
-        answer, sampler = range(len(found.prompt_ids), len(one.ids)), None
-        if not found.state.is_embedding:
-            sampler = explain_next(known, answer, _row(llama, found), query.k)
+        answer, sampler = range(len(sequence.prompt_ids), len(one.ids)), None
+        if not sequence.state.is_embedding:
+            sampler = explain_next(known, answer, _row(llama, sequence), query.k)
         return OpenedView(
-            request=found.state,
-            params=_params(found),
+            request=sequence.state,
+            params=_params(sequence),
             run=pass_view(known),
-            start=len(found.prompt_ids),
+            start=len(sequence.prompt_ids),
             sampler=sampler,
         )
 
@@ -84,10 +84,10 @@ async def opened(request: Request, name: str, query: Annotated[OpenQuery, Query(
 
 
 def _numbers(name: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([0-9]{1,18})\.([0-9]{1,18})", name)
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,18})\.([0-9]{1,18})", name)
+    if match is None:
         raise _unknown()
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _unknown() -> ApiError:
@@ -119,18 +119,18 @@ def _look(engine: Engine) -> RequestsView:
 
 
 def _prefix_view(shown: ShownExplanation) -> PrefixView:
-    found = shown.explanation
-    texts = found.texts
+    explanation = shown.explanation
+    texts = explanation.texts
     return PrefixView(
         number=shown.number,
-        num_tokens=found.num_tokens,
-        matched_tokens=found.matched_tokens,
-        is_exact=found.is_exact,
-        reason=found.reason,
-        message=found.sentence(),
-        field=found.path,
-        other_fields=found.others,
-        first_different_token=found.token,
+        num_tokens=explanation.num_tokens,
+        matched_tokens=explanation.matched_tokens,
+        is_exact=explanation.is_exact,
+        reason=explanation.reason,
+        message=explanation.sentence(),
+        field=explanation.path,
+        other_fields=explanation.others,
+        first_different_token=explanation.token,
         text_before=texts and texts.before,
         text=texts and texts.now,
         earlier_text=texts and texts.earlier,

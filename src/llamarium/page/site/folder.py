@@ -194,10 +194,10 @@ def _other_files(folder: Path) -> Iterator[Path]:
     """Yield what a folder holds besides a site that was written into it."""
     try:
         listed = json.loads((folder / "files.json").read_bytes())
-        known = {"files.json", *map(str, listed["files"]), *map(str, listed["others"])}
+        listed_names = {"files.json", *map(str, listed["files"]), *map(str, listed["others"])}
     except (OSError, ValueError, KeyError, TypeError):
-        known = set[str]()
-    return (path for path in _files(folder) if path.relative_to(folder).as_posix() not in known)
+        listed_names = set[str]()
+    return (path for path in _files(folder) if path.relative_to(folder).as_posix() not in listed_names)
 
 
 def _as_json(model: SiteModel) -> dict[str, Any]:

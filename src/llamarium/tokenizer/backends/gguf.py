@@ -156,8 +156,8 @@ def _named_ids(
     metadata: Mapping[str, Any], tokens: list[str], source: str, *, defaults: Mapping[str, int]
 ) -> dict[str, int | None]:
     """Return the ids in the metadata, or the format's defaults for missing ones."""
-    found = {name: _token_id(metadata, name, len(tokens), source) for name in ("bos", "eos", "padding", "eot", "eom")}
-    return found | {name: i for name, i in defaults.items() if found[name] is None and i < len(tokens)}
+    ids = {name: _token_id(metadata, name, len(tokens), source) for name in ("bos", "eos", "padding", "eot", "eom")}
+    return ids | {name: i for name, i in defaults.items() if ids[name] is None and i < len(tokens)}
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, count: int, source: str) -> int | None:
@@ -177,6 +177,6 @@ def _list(metadata: Mapping[str, Any], name: str, kind: type, source: str) -> li
     items = list(value)
     if set(map(type, items)) - {kind}:
         i = next(i for i, item in enumerate(items) if type(item) is not kind)
-        found = show_value(items[i])
-        raise TokenizerError(f"{source}: {_KEY}{name}[{i}] is {found}; expected {kind.__name__}")
+        shown = show_value(items[i])
+        raise TokenizerError(f"{source}: {_KEY}{name}[{i}] is {shown}; expected {kind.__name__}")
     return items

@@ -132,10 +132,10 @@ def find_cutter(name: object, source: str) -> Cutter:
                 f"{source}: tokenizer.ggml.pre is {name}, of models of another family; supported are "
                 f"{', '.join(cutter_names())}"
             )
-    found = "is missing" if name is None else f"is {show_value(name)}, which is not known"
+    problem = "is missing" if name is None else f"is {show_value(name)}, which is not known"
     warn_caller(
-        f"{escape(source, 4096)}: tokenizer.ggml.pre {found}; texts are cut as llama.cpp's default does, which may not "
-        "be what the model was trained with. Convert the model again"
+        f"{escape(source, 4096)}: tokenizer.ggml.pre {problem}; texts are cut as llama.cpp's default does, which may "
+        "not be what the model was trained with. Convert the model again"
     )
     return _DEFAULT
 

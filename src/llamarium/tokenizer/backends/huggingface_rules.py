@@ -52,13 +52,13 @@ def check_vocabulary(raw: Mapping[str, Any], source: str) -> dict[str, int]:
 
 def merges(raw: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
     """Return the merges as pairs in order of rank; older files have them as "left right"."""
-    found = raw["model"]["merges"]
-    if set(map(type, found)) == {str}:
-        found = [merge.split(" ") for merge in found if not merge.startswith("#version")]  # the package skips it, too
-    if set(map(type, found)) - {list} or set(map(len, found)) - {2}:  # a loop over 280,000 of them takes long
-        wrong = next(merge for merge in found if type(merge) is not list or len(merge) != 2)
+    pairs = raw["model"]["merges"]
+    if set(map(type, pairs)) == {str}:
+        pairs = [merge.split(" ") for merge in pairs if not merge.startswith("#version")]  # the package skips it, too
+    if set(map(type, pairs)) - {list} or set(map(len, pairs)) - {2}:  # a loop over 280,000 of them takes long
+        wrong = next(merge for merge in pairs if type(merge) is not list or len(merge) != 2)
         raise TokenizerError(f"{source}: model.merges holds {show_value(wrong)}; expected pairs of tokens")
-    return list(map(tuple, found))
+    return list(map(tuple, pairs))
 
 
 def _object(parent: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
@@ -71,15 +71,15 @@ def _object(parent: Mapping[str, Any], name: str, source: str) -> dict[str, Any]
 def _check_ids(ids: Mapping[str, Any], source: str) -> None:
     if not ids:
         raise TokenizerError(f"{source}: no tokens; expected model.vocab to hold some")
-    seen: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for token, i in ids.items():
         if type(i) is not int or not 0 <= i < MAX_TOKENS:
             raise TokenizerError(
                 f"{source}: {escape(token)!r} has the id {escape(i)}; expected a whole number of 0 to {MAX_TOKENS - 1}"
             )
-        if seen.setdefault(i, token) != token:
+        if texts.setdefault(i, token) != token:
             raise TokenizerError(
-                f"{source}: {escape(seen[i])!r} and {escape(token)!r} share the id {i}; expected one id per token"
+                f"{source}: {escape(texts[i])!r} and {escape(token)!r} share the id {i}; expected one id per token"
             )
 
 
@@ -108,9 +108,9 @@ def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
         return True
     if kinds & {"ByteFallback", "Metaspace"}:
         return False
-    found = escape(", ".join(sorted(kinds)) or "none")
+    names = escape(", ".join(sorted(kinds)) or "none")
     raise TokenizerError(
-        f"{source}: the decoder is {found}; supported are byte-level BPE (Llama 3) and BPE with byte fallback (Llama 2)"
+        f"{source}: the decoder is {names}; supported are byte-level BPE (Llama 3) and BPE with byte fallback (Llama 2)"
     )
 
 
@@ -272,13 +272,13 @@ def _named_id(
         if token["content"] == text:
             token["special"] = True
             return token["id"]
-    found = raw["model"]["vocab"].get(text)
-    if found is None:
+    token_id = raw["model"]["vocab"].get(text)
+    if token_id is None:
         notes.append(f"tokenizer_config.json names the {name} {show_value(text)}, which no token is; it is ignored")
         return None
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    added.append({"id": found, "content": text, **flags})
-    return found
+    added.append({"id": token_id, "content": text, **flags})
+    return token_id
 
 
 def _template_ids(raw: Mapping[str, Any], source: str) -> tuple[int | None, list[int]]:

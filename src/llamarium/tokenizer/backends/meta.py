@@ -109,10 +109,10 @@ def _read_ranks(data: bytes, source: str) -> list[bytes]:
             f"{source}: line {longest + 1} holds a token of {len(tokens[longest])} bytes; "
             f"expected up to {_MAX_TOKEN_BYTES}"
         )
-    known = set(tokens)
-    if len(known) < NUM_RANKS:
+    token_set = set(tokens)
+    if len(token_set) < NUM_RANKS:
         _refuse_twice(tokens, source)
-    missing = [byte for byte in range(256) if bytes([byte]) not in known]
+    missing = [byte for byte in range(256) if bytes([byte]) not in token_set]
     if missing:
         raise TokenizerError(f"{source}: no token for the bytes {missing[:10]}; expected one for each of the 256")
     return tokens

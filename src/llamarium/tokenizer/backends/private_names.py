@@ -96,11 +96,11 @@ class PrivateTokenizer:
     def _check_ids(self, added: Sequence[Mapping[str, Any]], source: str) -> None:
         """Raise TokenizerError if the package assigns an id other than the file's, with which the model was trained."""
         for token in added:
-            given = self.inner.token_to_id(self.names.hide(token["content"]))
-            if given != token["id"]:
+            actual_id = self.inner.token_to_id(self.names.hide(token["content"]))
+            if actual_id != token["id"]:
                 raise TokenizerError(
                     f"{source}: the added token {escape(token['content'])!r} has the id {token['id']}, but the "
-                    f"vocabulary gives it {given}; expected one id"
+                    f"vocabulary gives it {actual_id}; expected one id"
                 )
 
     def _model(self, model: Mapping[str, Any], vocab: dict[str, int]) -> "tokenizers.models.Model":

@@ -123,8 +123,8 @@ def _read_beside(folder: Path) -> _Beside:
 def _added_tokens(model: SentencePieceModel, beside: _Beside, source: str) -> list[AddedToken]:
     """Return the added tokens, by their ids; TokenizerError if they contradict each other or the pieces."""
     tokens = [_from_decoder(key, value, source) for key, value in beside.decoder().items()]
-    known = {token.content for token in tokens}
-    tokens += [_checked(i, content, source) for content, i in beside.added.items() if content not in known]
+    contents = {token.content for token in tokens}
+    tokens += [_checked(i, content, source) for content, i in beside.added.items() if content not in contents]
     by_id: dict[int, AddedToken] = {}
     for token in tokens:
         other = by_id.setdefault(token.id, token).content

@@ -48,11 +48,11 @@ def _by_tokens(tokenizer: Vocabulary) -> ChatFormat | None:
 
 def _of_template(tokenizer: Vocabulary, template: str) -> ChatFormat:
     special = tokenizer.special.ids
-    known = KNOWN_TEMPLATES.get(template.replace("\\n", "\n").strip())
-    if known == "llama3" and all(name in special for name in LLAMA3_TOKENS):
+    chat_format = KNOWN_TEMPLATES.get(template.replace("\\n", "\n").strip())
+    if chat_format == "llama3" and all(name in special for name in LLAMA3_TOKENS):
         return Llama3Format(tokenizer)
-    if known in ("chatml", "smollm2") and all(name in special for name in CHATML_TOKENS):
-        return ChatMLFormat(tokenizer, default_system=SMOLLM2_SYSTEM if known == "smollm2" else None)
+    if chat_format in ("chatml", "smollm2") and all(name in special for name in CHATML_TOKENS):
+        return ChatMLFormat(tokenizer, default_system=SMOLLM2_SYSTEM if chat_format == "smollm2" else None)
 
     from llamarium.tokenizer.chat.template import TemplateFormat
 

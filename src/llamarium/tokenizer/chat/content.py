@@ -100,17 +100,17 @@ def _dialog(role: str, *, parts: bool) -> list[dict[str, Any]]:
     def message(role: str, text: str) -> dict[str, Any]:
         return {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
 
-    asked = message("user", "x")
+    user_message = message("user", "x")
     match role:
         case "system":
-            return [message("system", _NEEDLE), asked]
+            return [message("system", _NEEDLE), user_message]
         case "user":
             return [message("user", _NEEDLE)]
         case "assistant":
-            return [asked, message("assistant", _NEEDLE), asked]
+            return [user_message, message("assistant", _NEEDLE), user_message]
         case _:
             result = {**message("tool", _NEEDLE), "tool_call_id": _CALL_ID, "name": "f"}
-            return [asked, _calling({"q": "x"}), result]
+            return [user_message, _calling({"q": "x"}), result]
 
 
 def _called(arguments: object) -> list[dict[str, Any]]:

@@ -94,10 +94,10 @@ def read_variables(template: str) -> frozenset[str]:
 
     environment = sandbox("2024-07-26")
     try:
-        found = meta.find_undeclared_variables(environment.parse(template))
+        names = meta.find_undeclared_variables(environment.parse(template))
     except (TemplateError, RecursionError):
         return frozenset()
-    return frozenset(found) - {*environment.globals, *OF_DIALOGS}
+    return frozenset(names) - {*environment.globals, *OF_DIALOGS}
 
 
 @lru_cache(16)

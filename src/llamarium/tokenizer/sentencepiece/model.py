@@ -179,8 +179,8 @@ def _written_pieces(model: SentencePieceModel) -> Iterator[bytes]:
 
 
 def _id_or_none(model: SentencePieceModel, name: str) -> int:
-    found = model.unknown_id if name == "unk" else model.named_id(name)
-    return -1 if found is None else found
+    token_id = model.unknown_id if name == "unk" else model.named_id(name)
+    return -1 if token_id is None else token_id
 
 
 def _read_pieces(messages: list[bytes], source: str) -> tuple[list[str], list[float], list[int]]:

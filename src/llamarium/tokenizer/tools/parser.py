@@ -239,22 +239,22 @@ class ToolCallParser:
         """Read `{"name": ..., "parameters": {...}}`, with the keys in any order."""
         reader = ValueReader(self._source, JSON, self._write)
         self._call = _OpenCall(None, self._made)
-        seen: set[str] = set()
+        names: set[str] = set()
         yield from reader.expect("{")
         while True:
             key: str = json.loads((yield from reader.text()))
             key = "parameters" if key == "arguments" else key
-            if key in seen:
+            if key in names:
                 raise NotACall
-            seen.add(key)
+            names.add(key)
             yield from reader.expect(":")
             yield from self._member(key, reader)
             if (yield from reader.expect(",", "}")) == "}":
                 break
-        if "parameters" not in seen:
+        if "parameters" not in names:
             self._write("{}")
             self._complete()
-        if "name" not in seen:
+        if "name" not in names:
             raise NotACall
 
     def _member(self, key: str, reader: ValueReader) -> Reading[None]:

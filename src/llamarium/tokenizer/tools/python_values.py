@@ -139,26 +139,28 @@ class ArgumentRules:
         """Return the name of the rule of a value, or None if there is no such value."""
         if not isinstance(schema, Mapping):
             return self._anything() if schema is True else None
-        given = cast("Mapping[str, Any]", schema)
-        self._note_others(given, place)
-        named = given.get("type", "object" if "properties" in given else "array" if "items" in given else None)
+        keywords = cast("Mapping[str, Any]", schema)
+        self._note_others(keywords, place)
+        named = keywords.get("type", "object" if "properties" in keywords else "array" if "items" in keywords else None)
         types = None if named is None else cast("Sequence[str]", [named] if isinstance(named, str) else named)
-        if "enum" in given or "const" in given:
-            values = cast("Sequence[object]", given["enum"] if "enum" in given else [given["const"]])
-            self._note_unread(given, place, ["type", "enum" if "enum" in given else "const", *_irrelevant(values)])
+        if "enum" in keywords or "const" in keywords:
+            values = cast("Sequence[object]", keywords["enum"] if "enum" in keywords else [keywords["const"]])
+            self._note_unread(
+                keywords, place, ["type", "enum" if "enum" in keywords else "const", *_irrelevant(values)]
+            )
             return self._either([quoted(repr(value)) for value in values if types is None or _is_one(value, types)])
-        if "$ref" in given:
-            self._note_unread(given, place, ["$ref"])
-            return self._reference(cast("str", given["$ref"]))
-        if "anyOf" in given and not (given.get("properties") or "items" in given):
-            self._note_unread(given, place, ["type", "anyOf"])
-            some = enumerate(cast("Sequence[object]", given["anyOf"]))
+        if "$ref" in keywords:
+            self._note_unread(keywords, place, ["$ref"])
+            return self._reference(cast("str", keywords["$ref"]))
+        if "anyOf" in keywords and not (keywords.get("properties") or "items" in keywords):
+            self._note_unread(keywords, place, ["type", "anyOf"])
+            some = enumerate(cast("Sequence[object]", keywords["anyOf"]))
             return self._either([self.value(_of_types(one, types), f"{place}/anyOf/{i}") for i, one in some])
         if types is None:
-            self._note_unread(given, place, [])
+            self._note_unread(keywords, place, [])
             return self._anything()
-        self._note_unread(given, place, ["type", *_OF_OBJECTS, *_OF_ARRAYS])
-        return self._either([self._typed(one, given, place) for one in types])
+        self._note_unread(keywords, place, ["type", *_OF_OBJECTS, *_OF_ARRAYS])
+        return self._either([self._typed(one, keywords, place) for one in types])
 
     def _either(self, alternatives: Sequence[str | None]) -> str | None:
         possible = [one for one in alternatives if one is not None]
@@ -228,11 +230,11 @@ def _of_types(schema: object, types: Sequence[str] | None) -> object:
     """Return an alternative that has one of some types."""
     if types is None or isinstance(schema, bool):
         return {"type": types} if schema is True else schema
-    given = cast("Mapping[str, Any]", schema)
-    own = given.get("type", types)
+    keywords = cast("Mapping[str, Any]", schema)
+    own = keywords.get("type", types)
     listed = [own] if isinstance(own, str) else own
     common = [name for name in listed if name in types or (name == "integer" and "number" in types)]
-    return {**given, "type": common} if common else False
+    return {**keywords, "type": common} if common else False
 
 
 def _irrelevant(values: Sequence[object]) -> list[str]:

@@ -79,13 +79,13 @@ class Source:
 
     def put_back(self, count: int) -> None:
         """Unread the last `count` characters, which must be whole pieces as they were read."""
-        taken: list[str] = []
+        pieces: list[str] = []
         while count > 0:
-            taken.append(self._held.pop())
-            count -= len(taken[-1])
+            pieces.append(self._held.pop())
+            count -= len(pieces[-1])
         assert count == 0, "only whole pieces can be put back"
-        if taken:
-            self._text = "".join(reversed(taken)) + self._text[self._at :]
+        if pieces:
+            self._text = "".join(reversed(pieces)) + self._text[self._at :]
             self._at = 0
 
     def held(self) -> str:

@@ -275,14 +275,14 @@ def _publish(fresh: Path, target: Path, description: dict[str, Any]) -> None:
 def _kept(inside: Path, recipe: Mapping[str, str]) -> dict[str, Any] | None:
     """Return the content of `corpus.json` if the folder has an intact corpus of this recipe, else None."""
     try:
-        found: Any = json.loads((inside / "corpus.json").read_bytes())
-        if found["recipe"] != recipe:
+        saved: Any = json.loads((inside / "corpus.json").read_bytes())
+        if saved["recipe"] != recipe:
             return None
-        for name, (num_bytes, mtime_ns, sha256) in found["files"].items():
+        for name, (num_bytes, mtime_ns, sha256) in saved["files"].items():
             status = (inside / name).stat()  # the content is compared only if the modification time differs
             if status.st_size != num_bytes or (status.st_mtime_ns != mtime_ns and file_sha256(inside / name) != sha256):
                 return None
-        return found
+        return saved
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return None
 

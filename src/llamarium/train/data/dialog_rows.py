@@ -208,7 +208,7 @@ def fitting(
     longest = max(lengths)
     unit = lengths.index(longest)
     named = examples[unit * together].place or f"number {unit + 1}"
-    found = (
+    fitted = (
         f"{where}{num_long} of {counted(len(lengths), 'example' if together == 1 else 'pair')} "
         f"{'is' if num_long == 1 else 'are'} longer than a row of {counted(context, 'token')}; the longest, {named}, "
         f"has {longest:,}"
@@ -223,14 +223,14 @@ def fitting(
         kept += parts
     if truncate == "error" or not kept:
         raise TrainingError(
-            f"{found}; use a longer context, shorten them, or drop or cut them (--truncate drop, keep-end)"
+            f"{fitted}; use a longer context, shorten them, or drop or cut them (--truncate drop, keep-end)"
         )
     if truncate == "drop":
-        warn_caller(f"{found}; they are left out")
+        warn_caller(f"{fitted}; they are left out")
     else:
         why = "nothing left to learn" if together == 1 else "nothing left to learn, or no prompt in common"
         nothing = f", and {num_empty} of them, with {why}, are left out" if num_empty else ""
-        warn_caller(f"{found}; they lose their {'end' if truncate == 'keep-start' else 'beginning'}{nothing}")
+        warn_caller(f"{fitted}; they lose their {'end' if truncate == 'keep-start' else 'beginning'}{nothing}")
     return kept
 
 
@@ -254,8 +254,8 @@ def _cut(parts: Sequence[Example], context: int, truncate: Truncate) -> list[Exa
 def _rooms(lengths: Sequence[int], context: int) -> list[int]:
     """Return the number of tokens for each example of a row: an equal share, plus what shorter ones leave."""
     share = context // len(lengths)
-    taken = [min(length, share) for length in lengths]
-    return [max(share, context - sum(taken) + own) for own in taken]
+    rooms = [min(length, share) for length in lengths]
+    return [max(share, context - sum(rooms) + own) for own in rooms]
 
 
 def _within(example: Example, kept: slice) -> Example:

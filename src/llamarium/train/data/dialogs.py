@@ -99,8 +99,8 @@ def read_dialogs(
     while chunk := [*islice(rows, ROWS_AT_ONCE)]:
         for row, records, encoded in encoded_rows(chunk, tokenizer, counts, chat=chat, understand=understand):
             with counts.at(row.place):
-                found = [joined(record.form, parts) for record, parts in zip(records, encoded, strict=True)]
-                examples += [example._replace(place=row.place) for example in finish(found)]
+                dialogs = [joined(record.form, parts) for record, parts in zip(records, encoded, strict=True)]
+                examples += [example._replace(place=row.place) for example in finish(dialogs)]
     if not examples:
         raise TrainingError(f"{escape(source)}: holds no example{counts.why_none}")
     if tally is None:
@@ -119,10 +119,10 @@ def encoded_rows(
     dialogs = [record for _, records in _usable(understood) for record in records if _is_dialog(record, form)]
     parts_of = iter(()) if form is None else weighted_dialogs(form, dialogs)
     for row, records in _usable(understood, tally):
-        found = [next(parts_of) if _is_dialog(record, form) else None for record in records]
+        encoded_records = [next(parts_of) if _is_dialog(record, form) else None for record in records]
         encoded: list[list[WeightedPart]] = []
         with tally.at(row.place):
-            for record, parts in zip(records, found, strict=True):
+            for record, parts in zip(records, encoded_records, strict=True):
                 encoded.append(_continuation(record, tokenizer) if parts is None else value_of(parts))
         if len(encoded) == len(records):
             yield row, records, encoded

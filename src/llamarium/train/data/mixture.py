@@ -88,21 +88,21 @@ class Mixture:
     def about(self, tokens: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
         """Return each source's share of draws, passes per epoch and `tokens` as JSON values; empty for one source."""
         rows = zip(self.weights.items(), self.counts, self.sizes, tokens, strict=True)
-        found = [
+        sources = [
             {"source": name, "weight": weight, "share": n / sum(self.counts), "passes": n / size, "tokens": held}
             for (name, weight), n, size, held in rows
         ]
-        return {"sources": found} if len(found) > 1 else {}
+        return {"sources": sources} if len(sources) > 1 else {}
 
 
 @lru_cache(maxsize=4)  # a batch may span two epochs, and validation alternates with training
 def _draws(sizes: Sequence[int], counts: Sequence[int], seed: int | None, epoch: int) -> Tensor:
-    found: list[Tensor] = []
+    draws: list[Tensor] = []
     for source, (size, count) in enumerate(zip(sizes, counts, strict=True)):
         first, end = epoch * count, (epoch + 1) * count
         for done in range(first // size, (end - 1) // size + 1):
             order = permutation(size, seed, f"dialogs {source}" if source else "dialogs", done)
             units = order[max(0, first - done * size) : end - done * size]
-            found.append(torch.stack([torch.full_like(units, source), torch.full_like(units, done), units], 1))
-    drawn = torch.cat(found)
+            draws.append(torch.stack([torch.full_like(units, source), torch.full_like(units, done), units], 1))
+    drawn = torch.cat(draws)
     return drawn if len(sizes) == 1 else drawn[permutation(len(drawn), seed, "mixture", epoch)]

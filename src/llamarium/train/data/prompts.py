@@ -77,8 +77,8 @@ class PromptRows:
         if truncate == "keep-start":
             raise TrainingError("truncate is keep-start, which would cut what is asked; expected error, drop, keep-end")
         weights = source if isinstance(source, Mapping) else {str(source): 1.0}
-        how: Any = {"truncate": truncate, "chat": chat, "reading": reading or Reading()}
-        parts = [_read(name, tokenizer, context, max_tokens, **how) for name in weights]
+        options: Any = {"truncate": truncate, "chat": chat, "reading": reading or Reading()}
+        parts = [_read(name, tokenizer, context, max_tokens, **options) for name in weights]
         mixture = Mixture(weights, [len(part) for part in parts], seed) if len(parts) > 1 else None
         return cls([prompt for part in parts for prompt in part], context, mixture)
 

@@ -145,18 +145,18 @@ def survey(
         raise TrainingError(f"max_rows is {max_rows}; expected at least 1")
     if purpose not in get_args(Purpose):
         raise TrainingError(f"purpose is {show_value(purpose)}; expected {', '.join(get_args(Purpose))}")
-    given = reading or Reading()
-    tally = Tally(escape(source), Reading(given.columns, given.roles, skip_bad=True))
-    found = Survey(source, purpose, tally)
+    fields = reading or Reading()
+    tally = Tally(escape(source), Reading(fields.columns, fields.roles, skip_bad=True))
+    result = Survey(source, purpose, tally)
     rows = islice(read_rows_in_order(source, tally), max_rows)
     while chunk := [*islice(rows, ROWS_AT_ONCE)]:
-        if found.purpose == "auto":
-            found.purpose = _purpose_of([row.fields for row in chunk if isinstance(row, Row)], tally.reading)
-        for row, records, examples in _examples(found, chunk, tokenizer, chat=chat):
+        if result.purpose == "auto":
+            result.purpose = _purpose_of([row.fields for row in chunk if isinstance(row, Row)], tally.reading)
+        for row, records, examples in _examples(result, chunk, tokenizer, chat=chat):
             with tally.at(row.place):
-                found.add(row, records, examples(), num_samples)
-    found.purpose = "finetune" if found.purpose == "auto" else found.purpose
-    return found
+                result.add(row, records, examples(), num_samples)
+    result.purpose = "finetune" if result.purpose == "auto" else result.purpose
+    return result
 
 
 def _purpose_of(rows: Sequence[Mapping[str, Any]], reading: Reading) -> str:
@@ -185,8 +185,8 @@ def _examples(
             example = Example(np.array(ids, np.int32), np.zeros(len(ids), np.bool_), record.form)
             yield row, [record], partial(list[Example], [example])
         return
-    how = {"chat": chat, "understand": _UNDERSTAND.get(found.purpose, example_of)}
-    for row, records, encoded in encoded_rows(rows, tokenizer, found.tally, **how):  # pyright: ignore[reportArgumentType]
+    options = {"chat": chat, "understand": _UNDERSTAND.get(found.purpose, example_of)}
+    for row, records, encoded in encoded_rows(rows, tokenizer, found.tally, **options):  # pyright: ignore[reportArgumentType]
         yield row, records, partial(_joined, records, encoded, is_pair=found.purpose == "dpo")
 
 

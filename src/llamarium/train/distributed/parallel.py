@@ -109,7 +109,7 @@ class DistributedGroup(ProcessGroup):
         if not self.is_rank_zero and self._receive() == _FAILED:
             raise _others_failed()
         try:
-            made = work()
+            result = work()
         except BaseException:
             if self.is_rank_zero:
                 self._broadcast(_FAILED)
@@ -120,7 +120,7 @@ class DistributedGroup(ProcessGroup):
             self._broadcast(_DONE)
         if self._count_failed(0):
             raise _others_failed()
-        return made
+        return result
 
     def check_equal(self, what: str, value: str) -> None:
         mine = torch.tensor([*value.encode()[-1024:]], dtype=torch.int64)
@@ -149,10 +149,10 @@ class DistributedGroup(ProcessGroup):
 
     def forward(self, work: Callable[[], Tensor]) -> Tensor:
         assert self._root is not None, "shard_model comes first"
-        found: Tensor = self._root(work)
+        loss: Tensor = self._root(work)
         if not torch.is_grad_enabled():  # without a backward pass FSDP does not free the gathered embedding and head
             _as_sharded(self._root).reshard()
-        return found
+        return loss
 
     def all_reduce_sum(self, *numbers: float) -> list[float]:
         total = torch.tensor(numbers, dtype=torch.float64)
@@ -183,9 +183,9 @@ class DistributedGroup(ProcessGroup):
         return norm
 
     def any_signal(self, signals: list[int]) -> Sequence[int]:
-        came = torch.tensor(signals[0] if signals else 0)
-        dist.all_reduce(came, dist.ReduceOp.MAX)
-        return [int(came)] if came else []
+        received = torch.tensor(signals[0] if signals else 0)
+        dist.all_reduce(received, dist.ReduceOp.MAX)
+        return [int(received)] if received else []
 
     def on_rank_zero(self, work: Callable[[], object], tensors: Iterable[Tensor]) -> None:
         self._offered = list(tensors)

@@ -64,7 +64,7 @@ class NGramModel:
         within_S = places - starts[np.searchsorted(starts, places, side="right") - 1]
         firsts: list[_Ints] = []
         grams: list[_Ints] = [np.zeros(len(ids_S), np.int64)]  # the id of the gram that ends at each place
-        found: list[tuple[_Ints, _Ints]] = []
+        tables: list[tuple[_Ints, _Ints]] = []
         for k in range(1, order + 1):
             here = np.flatnonzero(within_S >= k - 1)
             if not len(here):
@@ -74,12 +74,12 @@ class NGramModel:
             grams.append(np.full(len(ids_S), -1))
             grams[-1][here] = ids
             firsts.append(here[first])
-            found.append((keys, counts))
-        for k in range(len(found) - 1):  # different tokens before each gram; at least 1, as it may begin a document
-            before = np.bincount(grams[k + 1][firsts[k + 1]], minlength=len(found[k][0]))
-            found[k] = found[k][0], before.clip(min=1)
-        sizes = [1, *(len(keys) for keys, _ in found)]
-        self.levels = [self._level(*pair, size) for pair, size in zip(found, sizes, strict=False)]
+            tables.append((keys, counts))
+        for k in range(len(tables) - 1):  # different tokens before each gram; at least 1, as it may begin a document
+            before = np.bincount(grams[k + 1][firsts[k + 1]], minlength=len(tables[k][0]))
+            tables[k] = tables[k][0], before.clip(min=1)
+        sizes = [1, *(len(keys) for keys, _ in tables)]
+        self.levels = [self._level(*pair, size) for pair, size in zip(tables, sizes, strict=False)]
 
     def _level(self, keys: _Ints, counts: _Ints, num_contexts: int) -> _Level:
         contexts = keys // self.vocab_size
@@ -95,12 +95,12 @@ class NGramModel:
 
     def contexts(self, ids_BT: _Ints, positions_BT: _Ints) -> list[_Ints]:
         """Return, for k = 0 to n - 1, the id of the k-gram that ends at each position, -1 if it is unknown."""
-        found = [np.zeros_like(ids_BT)]
+        hashes = [np.zeros_like(ids_BT)]
         for k, level in enumerate(self.levels[:-1], start=1):
-            before = found[-1] if k == 1 else np.pad(found[-1], ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
-            known = (before >= 0) & (positions_BT >= k - 1)
-            found.append(np.where(known, level.find(before * self.vocab_size + ids_BT), -1))
-        return found
+            before = hashes[-1] if k == 1 else np.pad(hashes[-1], ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+            has_context = (before >= 0) & (positions_BT >= k - 1)
+            hashes.append(np.where(has_context, level.find(before * self.vocab_size + ids_BT), -1))
+        return hashes
 
     def probabilities(self, contexts: Sequence[_Ints], next_ids: _Ints) -> _Floats:
         """Return the probability of each next token; the arrays have the same shape or broadcast."""

@@ -49,8 +49,8 @@ class _NextTokenShares:
 @torch.no_grad()
 def measure_peeking(model: LlamaForCausalLM, rows: Rows, trunk: Trunk, config: RunConfig) -> Peeking:
     """Measure a model with and without access to the next token, and find the head that attends to it most."""
-    how = {"batch_rows": config.batch_rows, "max_rows": config.eval_rows}
-    loss = partial(measure, model, rows, **how, precision=config.chosen_precision)
+    limits = {"batch_rows": config.batch_rows, "max_rows": config.eval_rows}
+    loss = partial(measure, model, rows, **limits, precision=config.chosen_precision)
     batch = rows.batch(0, range(min(4, rows.num_rows(0)))).to(model.device)
     ahead = trunk is bidirectional_trunk
     window = None if ahead else model.config.sliding_window

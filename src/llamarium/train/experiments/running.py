@@ -78,8 +78,8 @@ def run_experiment(
     if config.tensor_parallel > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TrainingError("an experiment trains in one process; start it without torchrun and tensor_parallel")
     if config.model or (isinstance(config.data, Mapping) and name == "ngrams"):
-        given = "model: its runs begin from scratch" if config.model else "data: counts know no weights of sources"
-        raise TrainingError(f"the experiment {name} does not take {given}; leave it out")
+        reason = "model: its runs begin from scratch" if config.model else "data: counts know no weights of sources"
+        raise TrainingError(f"the experiment {name} does not take {reason}; leave it out")
     if config.embedding_std is not None and name != "tied":
         raise TrainingError(f"embedding_std: of no effect in the experiment {name}; leave it out, or ask for tied")
     variants = EXPERIMENTS[name].variants(config)
@@ -109,8 +109,8 @@ def run_experiment(
             if name == "causal" and (validation := make().validation) is not None:
                 with computing_with(threads):
                     measured[label] = measure_peeking(make().model, validation, variant.trunk, make().config)
-        found = verdict({label: arm.losses for label, arm in arms.items()}) if config.validation else ""
-        return Outcome(_write_page(EXPERIMENTS[name], config, out, arms, measured, found), None, arms, found)
+        summary = verdict({label: arm.losses for label, arm in arms.items()}) if config.validation else ""
+        return Outcome(_write_page(EXPERIMENTS[name], config, out, arms, measured, summary), None, arms, summary)
 
 
 def _write_page(

@@ -126,11 +126,11 @@ def _tied(config: ExperimentConfig) -> dict[str, Variant]:
     if config.tie_word_embeddings is not None:
         raise TrainingError("the experiment decides tie_word_embeddings itself; leave it out")
     arms = {"tied": True, "untied": False}
-    found = {name: Variant({"tie_word_embeddings": tied}) for name, tied in arms.items()}
+    variants = {name: Variant({"tie_word_embeddings": tied}) for name, tied in arms.items()}
     if (std := config.embedding_std) is not None:
         for name, tied in arms.items():
-            found[f"{name}-std-{std:g}"] = Variant({"tie_word_embeddings": tied}, embedding_std=std)
-    return found
+            variants[f"{name}-std-{std:g}"] = Variant({"tie_word_embeddings": tied}, embedding_std=std)
+    return variants
 
 
 def _causal(config: ExperimentConfig) -> dict[str, Variant]:

@@ -36,13 +36,13 @@ def verdict(losses: Mapping[str, Sequence[float]]) -> str:
         if corrected[one, other] <= LEVEL
     ]
     close = [f"{one} and {other} (p = {p:.2g})" for (one, other), p in corrected.items() if p > LEVEL]
-    how = "Welch's t-test" + (f", corrected for {len(pairs)} pairs" if len(pairs) > 1 else "")
-    found = [f"Mean validation losses over {count} seeds, at {LEVEL:.0%} ({how})."]
+    test = "Welch's t-test" + (f", corrected for {len(pairs)} pairs" if len(pairs) > 1 else "")
+    lines = [f"Mean validation losses over {count} seeds, at {LEVEL:.0%} ({test})."]
     if apart:
-        found.append(f"Different: {'; '.join(apart)}.")
+        lines.append(f"Different: {'; '.join(apart)}.")
     if close:
-        found.append(f"Not told apart, so this does not rank them: {'; '.join(close)}.")
-    return " ".join(found)
+        lines.append(f"Not told apart, so this does not rank them: {'; '.join(close)}.")
+    return " ".join(lines)
 
 
 def spread_of(losses: Sequence[float]) -> str:

@@ -48,14 +48,14 @@ def row_paths(run: Path, ids: Sequence[int], *, steps: Sequence[int] | None = No
 
     InputError for ids outside the table, or fewer than two; LlamariumError for a missing or malformed checkpoint.
     """
-    wanted = tuple(checkpoint_steps(run) if steps is None else steps)
-    if not wanted:
+    chosen_steps = tuple(checkpoint_steps(run) if steps is None else steps)
+    if not chosen_steps:
         raise TrainingError(f"{escape(run)}: holds no checkpoint; expected a run's folder, with step-00000500 or so")
     if len(set(ids)) < 2:
         raise InputError(f"{counted(len(set(ids)), 'row')} chosen; expected at least two")
-    moments = [_rows(checkpoint_folder(run, step), ids) for step in wanted]
+    moments = [_rows(checkpoint_folder(run, step), ids) for step in chosen_steps]
     places_SR2, share = project(moments)
-    return RowPaths(wanted, tuple(ids), places_SR2, share)
+    return RowPaths(chosen_steps, tuple(ids), places_SR2, share)
 
 
 def _rows(folder: Path, ids: Sequence[int]) -> _Floats:

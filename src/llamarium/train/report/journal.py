@@ -83,8 +83,8 @@ def _history(path: Path, step: int) -> list[dict[str, Any]]:
         except (TrainingError, TypeError):  # no event, or its step is no number
             damaged.append(str(number))
     if damaged:
-        found = f"lines {list_some(damaged)} are no events of a run, and are left out from now on"
-        warn_caller(f"{escape(path)}: {found}")
+        problem = f"lines {list_some(damaged)} are no events of a run, and are left out from now on"
+        warn_caller(f"{escape(path)}: {problem}")
     return kept
 
 

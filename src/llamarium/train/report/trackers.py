@@ -109,12 +109,12 @@ TRACKERS: Mapping[str, Callable[[Path], AbstractContextManager[Watcher]]] = {
 def numbers_of(event: Event) -> dict[str, float]:
     """Return an event's metrics by their names in trackers, without those that are None (e.g. MFU)."""
     if event["event"] == "step":
-        found = {f"train/{name}": event[name] for name in _STEP_NUMBERS}
+        numbers = {f"train/{name}": event[name] for name in _STEP_NUMBERS}
     elif event["event"] == "validation":
-        found = {"validation/loss": event["loss"]}
+        numbers = {"validation/loss": event["loss"]}
     else:
-        found = {}
-    return {name: value for name, value in found.items() if value is not None}
+        numbers = {}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _sample(event: Event) -> str:

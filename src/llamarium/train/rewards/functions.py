@@ -78,14 +78,14 @@ class Reward:
             if self.signals:
                 raise StoppedError
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-                found = self.function(answer, copy.deepcopy(dict(row)))  # a function may modify its arguments
-            value = math.nan if found is None or isinstance(found, str | bytes | bytearray) else float(found)
-            good = found is None or abs(value) <= _LARGEST
-            why = "" if good else f"returned {show_value(found)}; expected a number"
+                reward = self.function(answer, copy.deepcopy(dict(row)))  # a function may modify its arguments
+            value = math.nan if reward is None or isinstance(reward, str | bytes | bytearray) else float(reward)
+            good = reward is None or abs(value) <= _LARGEST
+            why = "" if good else f"returned {show_value(reward)}; expected a number"
         except (KeyboardInterrupt, StoppedError):
             raise
         except BaseException as error:  # noqa: BLE001 - a caller's function may raise anything
-            found, value, why = error, math.nan, f"raised {_words(error)}"
+            reward, value, why = error, math.nan, f"raised {_words(error)}"
         finally:
             self.is_running = False
             self.seconds += (took := time.perf_counter() - begin)
@@ -97,7 +97,7 @@ class Reward:
             self._warn("printed", f"prints: {escape(printed.getvalue().strip(), 80)}; a reward returns a number")
         if why:
             return self.fail(answer, why)
-        return None if found is None else value
+        return None if reward is None else value
 
     def fail(self, answer: str, why: str) -> float:
         """Count an answer without a reward, warn once per reason, and return NaN."""

@@ -80,8 +80,8 @@ class Group:
     @property
     def spread(self) -> float:
         """Standard deviation of the rewards; 0 if they are equal."""
-        found = float(self.rewards.std()) if len(self.rewards) else 0.0
-        return found if found > _LEAST_SPREAD else 0.0
+        deviation = float(self.rewards.std()) if len(self.rewards) else 0.0
+        return deviation if deviation > _LEAST_SPREAD else 0.0
 
     def to_event(self) -> dict[str, Any]:
         """Return the group as JSON values for the journal."""
@@ -191,8 +191,8 @@ class Rollouts:
         assert self._validation is not None
         chosen = measured_rows(self._validation, self._config.eval_rows)
         groups = self._answered([self._validation.prompt(0, index) for index in chosen], 1, 0, temperature=0.0)
-        found = self._summary(groups)
-        return Evaluation(-found["reward"], found)
+        evaluation = self._summary(groups)
+        return Evaluation(-evaluation["reward"], evaluation)
 
     def to_event(self) -> dict[str, Any]:
         """Return the last step's group with the largest reward spread as JSON values."""
@@ -245,13 +245,13 @@ class Rollouts:
         Reference log-probabilities are computed by the same code and in the same batch shapes as the policy's.
         """
         size, is_exact, reference = self._config.batch_rows, self._config.exact, self._reference
-        made = [_batch(rows[start : start + size]) for start in range(0, len(rows), size)]
+        batches = [_batch(rows[start : start + size]) for start in range(0, len(rows), size)]
         if is_exact:
-            made = [replace(batch, exact_N=batch.sampled_N) for batch in made]
+            batches = [replace(batch, exact_N=batch.sampled_N) for batch in batches]
         if reference is None:
-            return made
-        parts = self._logprobs_in_c(reference, rows) if is_exact else [self._logprobs(reference, b) for b in made]
-        return [replace(batch, reference_E=part) for batch, part in zip(made, parts, strict=True)]
+            return batches
+        parts = self._logprobs_in_c(reference, rows) if is_exact else [self._logprobs(reference, b) for b in batches]
+        return [replace(batch, reference_E=part) for batch, part in zip(batches, parts, strict=True)]
 
     @torch.no_grad()
     def _logprobs(self, reference: LlamaForCausalLM, batch: AnswerBatch) -> Tensor:
@@ -262,13 +262,13 @@ class Rollouts:
     def _logprobs_in_c(self, model: LlamaForCausalLM, rows: "Sequence[_Row]") -> Sequence[Tensor]:
         """Return the answers' log-probabilities under the model's current weights, by the C kernels, per batch."""
         params = [SamplingParams(max_tokens=0, prompt_logprobs=0, temperature=0.0)] * len(rows)
-        found = [torch.empty(0)] * len(rows)
+        logprobs = [torch.empty(0)] * len(rows)
         ids = [[*prompt, *answer.ids] for prompt, answer in rows]
         for event in generate_tokens(adapted_runner(model), ids, params):
             assert event.prompt_scores is not None
-            found[event.row] = torch.from_numpy(event.prompt_scores.logprobs[len(rows[event.row][0]) :]).float()
+            logprobs[event.row] = torch.from_numpy(event.prompt_scores.logprobs[len(rows[event.row][0]) :]).float()
         size = self._config.batch_rows
-        return [torch.cat(found[start : start + size]) for start in range(0, len(rows), size)]
+        return [torch.cat(logprobs[start : start + size]) for start in range(0, len(rows), size)]
 
 
 _Row = tuple[Sequence[int], Answer]  # a prompt's token ids, and an answer

@@ -159,10 +159,10 @@ def verify_checkpoint(folder: Path) -> None:
     """Check a checkpoint's files, except hidden ones, against its manifest; TrainingError for the first mismatch."""
     try:
         promised = _read_manifest(folder)
-        found = set(_files(folder)) - {MANIFEST}
-        for name in sorted(found ^ promised.keys()):
-            how = "is missing" if name in promised else f"is not in {MANIFEST}; take it out"
-            raise TrainingError(f"{escape(folder)}: {escape(name)} {how}")
+        present = set(_files(folder)) - {MANIFEST}
+        for name in sorted(present ^ promised.keys()):
+            problem = "is missing" if name in promised else f"is not in {MANIFEST}; take it out"
+            raise TrainingError(f"{escape(folder)}: {escape(name)} {problem}")
         for name, (size, digest) in promised.items():
             if (actual := (folder / name).stat().st_size) != size:
                 raise TrainingError(f"{escape(folder)}: {escape(name)} has {actual} bytes; {size} were written")

@@ -23,7 +23,7 @@ def run_lock(run: Path) -> Generator[None]:
         OutputError: If the lock cannot be written.
     """
     try:
-        made = [path for path in (run, *run.parents) if not path.exists()]
+        missing = [path for path in (run, *run.parents) if not path.exists()]
         run.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # do not write through a symbolic link
         descriptor = os.open(run / ".lock", flags, 0o644)
@@ -34,7 +34,7 @@ def run_lock(run: Path) -> Generator[None]:
         try:
             yield
         finally:
-            _tidy(run, made)
+            _tidy(run, missing)
     finally:
         os.close(descriptor)
 

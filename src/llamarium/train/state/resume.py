@@ -161,10 +161,10 @@ def load_resume(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def saved_threads(folder: Path) -> int | None:
     """Return the number of threads in a checkpoint, or None; CheckpointError if the file is malformed."""
-    found = read_json_object(folder / _RESUME / "state.json", _MAX_STATE_BYTES).get("threads")
-    if found is None or (type(found) is int and 0 < found <= _MAX_THREADS):
-        return found
-    raise CheckpointError(f"{escape(folder)}: threads is {show_value(found)}; expected 1 to {_MAX_THREADS}")
+    count = read_json_object(folder / _RESUME / "state.json", _MAX_STATE_BYTES).get("threads")
+    if count is None or (type(count) is int and 0 < count <= _MAX_THREADS):
+        return count
+    raise CheckpointError(f"{escape(folder)}: threads is {show_value(count)}; expected 1 to {_MAX_THREADS}")
 
 
 def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_changes: bool) -> Position:

@@ -16,26 +16,26 @@ def stop_signals(
 
     A signal during a reward function raises StoppedError there. `first` is called with the first signal.
     """
-    came: list[int] = []
+    received: list[int] = []
     if rewards is not None:
-        rewards.listen_to(came)
+        rewards.listen_to(received)
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield came
+        yield received
         return
 
     def note(number: int, frame: object) -> None:
-        if number == signal.SIGINT and number in came:
+        if number == signal.SIGINT and number in received:
             signal.signal(number, signal.SIG_DFL)  # a third one kills, even if this KeyboardInterrupt is caught
             signal.default_int_handler(number, None)
-        came.append(number)
-        if len(came) == 1:
+        received.append(number)
+        if len(received) == 1:
             first(number)
         if rewards is not None and rewards.is_running:
             raise StoppedError
 
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield came
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

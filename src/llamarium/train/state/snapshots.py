@@ -50,10 +50,10 @@ def save_snapshot(
 def read_snapshot(run: Path, step: int) -> NDArray[np.float32]:
     """Return the rows at a step, (R, D) float32; LlamariumError if the file is missing or malformed."""
     path = snapshot_path(run, step)
-    found = read_safetensors(path).get(_KEY)
-    if found is None or len(found.shape) != 2 or found.dtype != "F16":
+    values = read_safetensors(path).get(_KEY)
+    if values is None or len(values.shape) != 2 or values.dtype != "F16":
         raise CheckpointError(f"{path}: expected {_KEY}, a matrix of F16, and nothing else")
-    return TensorFile(path).array(found.offset, found.shape, np.float16, copy=True).astype(np.float32)
+    return TensorFile(path).array(values.offset, values.shape, np.float16, copy=True).astype(np.float32)
 
 
 def snapshot_path(run: Path, step: int) -> Path:
