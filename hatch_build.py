@@ -51,6 +51,7 @@ AVX512 = f"{AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mpref
 SETS = {  # by the processor that is compiled for; beside `portable`, which is for all
     "x86_64": {
         "avx2": AVX2,
+        "avx_vnni": f"{AVX2} -mavxvnni",
         "avx512_vnni": AVX512,
         "avx512_bf16": f"{AVX512} -mavx512bf16",
         "amx": f"{AVX512} -mamx-tile -mamx-int8",
@@ -59,6 +60,7 @@ SETS = {  # by the processor that is compiled for; beside `portable`, which is f
 }
 PARTS = ("products", "ops", "attention", "row_attention", "pointwise", "floats")  # each is compiled for each set
 SHARED = {  # whose part a set takes where its own would be the same
+    "avx_vnni": dict.fromkeys(("attention", "row_attention", "pointwise", "floats"), "avx2"),
     "avx512_bf16": dict.fromkeys(("attention", "products"), "avx512_vnni"),
     "amx": dict.fromkeys(("attention", "row_attention", "pointwise", "floats"), "avx512_vnni"),
     "neon_i8mm": dict.fromkeys(("attention", "row_attention", "pointwise", "floats"), "neon_dotprod"),
@@ -106,10 +108,11 @@ def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
     return _compile(cc, _jobs(cc, sets, list(sets)), folder, flags, lambda name: None)
 
 
-def kept_objects(cc: Sequence[str], *, only_best: bool = False) -> list[Path]:
+def kept_objects(cc: Sequence[str], *, only_best: bool = False, left_out: Sequence[str] = ()) -> list[Path]:
     """Return what the library is linked from; objects of these sources and flags are not compiled again.
 
-    With `only_best`, these are the best set of instructions that this processor has, and the portable one.
+    With `only_best`, these are the best set of instructions that this processor has, and the portable one; `left_out`
+    names sets that are not compiled.
     """
     folder, sets = _kept_folder(cc), _sets(cc)
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +120,8 @@ def kept_objects(cc: Sequence[str], *, only_best: bool = False) -> list[Path]:
         if old != folder:
             shutil.rmtree(old)
 
-    jobs = _jobs(cc, sets, _best_of(cc, sets) if only_best else list(sets))
+    names = _best_of(cc, sets) if only_best else [name for name in sets if name not in left_out]
+    jobs = _jobs(cc, sets, names)
     missing = {name: job for name, job in jobs.items() if not (folder / f"{name}.o").exists()}
     if missing:
         print(f"Compiling the CPU kernels: {len(missing)} files ...", flush=True)

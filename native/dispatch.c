@@ -9,12 +9,23 @@
 #include "tiles.h"
 
 #if defined(__x86_64__)
-#ifdef LM_HAS_AVX2
+#if defined(LM_HAS_AVX2) || defined(LM_HAS_AVX_VNNI)
 #include <cpuid.h>
 static int has_avx2(void) {
     unsigned a, b, c, d; /* __builtin_cpu_supports("f16c") does not exist in clang and older versions of gcc */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
+#endif
+#ifdef LM_HAS_AVX_VNNI
+#ifdef LM_EMULATE_AVX_VNNI /* in tests, on processors without AVX-VNNI */
+static int has_avx_vnni(void) { return has_avx2(); }
+#else
+static int has_avx_vnni(void) { /* gcc 12 has no name for it; that the system saves AVX's registers is part of having AVX2 */
+    unsigned a, b, c, d;
+    if (!has_avx2() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || a < 1) return 0; /* the last part of leaf 7 */
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
 #endif
 #ifdef LM_HAS_AVX512_VNNI
 static int has_avx512_vnni(void) {
@@ -67,6 +78,9 @@ static const lm_ops *find(const char *name) {
 #endif
 #ifdef LM_HAS_AVX512_VNNI
         {&lm_ops_avx512_vnni, has_avx512_vnni},
+#endif
+#ifdef LM_HAS_AVX_VNNI
+        {&lm_ops_avx_vnni, has_avx_vnni},
 #endif
 #ifdef LM_HAS_AVX2
         {&lm_ops_avx2, has_avx2},

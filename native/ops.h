@@ -28,6 +28,6 @@ typedef struct {
 } lm_ops;
 
 /* Which of them there are depends on the compiler and the processor: LM_HAS_AVX2 and so on, for dispatch.c. */
-extern const lm_ops lm_ops_portable, lm_ops_avx2, lm_ops_avx512_vnni, lm_ops_avx512_bf16, lm_ops_amx, lm_ops_neon_dotprod, lm_ops_neon_i8mm, lm_ops_simd128;
+extern const lm_ops lm_ops_portable, lm_ops_avx2, lm_ops_avx_vnni, lm_ops_avx512_vnni, lm_ops_avx512_bf16, lm_ops_amx, lm_ops_neon_dotprod, lm_ops_neon_i8mm, lm_ops_simd128;
 
 #endif

@@ -7,6 +7,11 @@
  *
  * A group meets up to eight panels of 16 rows. What all of them need of its inputs is laid out as registers hold it once, so that products
  * take it from memory without an instruction of its own: one row is multiplied a tenth faster, sixteen by a third.
+ *
+ * The AVX-VNNI set is compiled from this file too (products_avx_vnni.h): it has `add_four_products`, so that neither 16 bits nor signs
+ * limit it. Its results are the same to the bit. What a group adds up to is a whole number in both: nothing saturates here, since the sums of
+ * 16 bits reach at most 2 * 128 * 127 (codes of 8 bits), 2 * 127 * 127 (codebooks), 4 * 63 * 127, 8 * 31 * 127 and 16 * 15 * 127, all of
+ * them below 32,768; and with `vpdpbusd`, which adds in 32 bits, no sum reaches 2^27. All that follows is one source.
  */
 #include <immintrin.h>
 
@@ -15,6 +20,9 @@
 #define ROWS_AT_ONCE 16
 #define FEW_ROWS 4 /* whose products are unrolled */
 #define PARTS_STRIDE (2 * PANELS_AT_ONCE)
+#ifndef HAS_FOUR_PRODUCTS
+#define HAS_FOUR_PRODUCTS 0 /* whether `add_four_products` is there: of unsigned bytes with signed ones, added in 32 bits */
+#endif
 
 INLINE __m256i four(const int8_t *q) {
     int32_t bits;
@@ -24,8 +32,12 @@ INLINE __m256i four(const int8_t *q) {
 
 INLINE __m256 sums_at(const tile_column *t, const float *out) { return t->begins ? _mm256_setzero_ps() : _mm256_loadu_ps(out); }
 
-/* Codes of 8 bits and those of a codebook are signed once they are loaded; of others the zero point is taken off the sums. */
-INLINE int is_signed(const int kind) { return FORMATS[kind].zero == 128; }
+/* Codes of 8 bits and those of a codebook are signed once they are loaded; of others, and of all if 32 bits are added at once, the zero
+ * point is taken off the sums. */
+INLINE int is_signed(const int kind) { return !HAS_FOUR_PRODUCTS && FORMATS[kind].zero == 128; }
+
+/* Whether a zero point is taken off the sums. */
+INLINE int has_zero_point(const int kind) { return FORMATS[kind].zero != 0 && !is_signed(kind); }
 
 /* Two scales for a group: one for each half of its columns, as Q6_K has them. */
 INLINE int has_two_scales(const int kind) { return FORMATS[kind].small_scales == 2; }
@@ -37,7 +49,8 @@ INLINE int is_narrow(const int kind) { return FORMATS[kind].code_bits == 4 && !i
 INLINE __m256i codebook_of(const lm_matrix *w, const int kind) {
     if (!FORMATS[kind].has_codebook) return _mm256_setzero_si256();
     const __m128i entries = _mm_loadu_si128((const __m128i *)w->codebook);
-    return _mm256_xor_si256(_mm256_set1_epi8(-128), _mm256_broadcastsi128_si256(entries));
+    const __m256i both = _mm256_broadcastsi128_si256(entries);
+    return is_signed(kind) ? _mm256_xor_si256(_mm256_set1_epi8(-128), both) : both;
 }
 
 /* codes[j], j < 8: columns 4j to 4j + 3 of 8 of a group's rows (`half` 0 or 1), in 8 bits each. */
@@ -49,7 +62,7 @@ INLINE void load_codes(const code_line *lines, int half, __m256i book, const int
         const __m256i bytes = _mm256_loadu_si256((const __m256i *)lines[j].code[first]);
         if (half == 0) _mm_prefetch((const char *)&lines[j] + BYTES_AHEAD, _MM_HINT_T0);
         if (bits == 8) {
-            codes[j] = _mm256_xor_si256(bytes, middle);
+            codes[j] = is_signed(kind) ? _mm256_xor_si256(bytes, middle) : bytes;
             continue;
         }
         codes[j] = _mm256_and_si256(bytes, nibble);
@@ -86,7 +99,7 @@ typedef struct {
 
 INLINE wide_four widen_four(const int8_t *q, const int kind) {
     const __m256i wide = four(q);
-    return (wide_four){wide, FORMATS[kind].has_codebook ? _mm256_abs_epi8(wide) : wide};
+    return (wide_four){wide, FORMATS[kind].has_codebook && is_signed(kind) ? _mm256_abs_epi8(wide) : wide};
 }
 
 INLINE void widen(const lm_block *block, wide_block *to, const int kind) {
@@ -100,6 +113,27 @@ INLINE void widen(const lm_block *block, wide_block *to, const int kind) {
     to->total = _mm256_set1_ps(block->total);
 }
 
+#if HAS_FOUR_PRODUCTS
+/* start + the products of half a group's codes and inputs. */
+INLINE __m256i half_group(__m256i start, const __m256i *codes, const wide_four *in, const int kind) {
+    (void)kind;
+    for (int j = 0; j < 4; j++) start = add_four_products(start, codes[j], in[j].q);
+    return start;
+}
+
+/* What the upper bits of the outlier's codes add to a sum. */
+INLINE __m256i outlier_sum(const __m256i codes[8], const wide_block *in, const int kind) {
+    (void)kind;
+    return _mm256_slli_epi32(add_four_products(_mm256_setzero_si256(), codes[in->outlier], in->high.q), 8);
+}
+
+/* The products of a group's codes and inputs, added up, in two chains: each product waits for the one before it. */
+INLINE __m256i whole_group(const __m256i codes[8], const wide_block *in, const int kind) {
+    const __m256i start = has_zero_point(kind) ? in->zeros[0] : _mm256_setzero_si256();
+    const __m256i left = half_group(start, codes, in->fours, kind);
+    return _mm256_add_epi32(left, half_group(outlier_sum(codes, in, kind), codes + 4, in->fours + 4, kind));
+}
+#else
 /* Four columns' codes times inputs, in 16 bits, two columns each. */
 INLINE __m256i pair_products(__m256i codes, wide_four in, const int kind) {
     if (FORMATS[kind].has_codebook) return _mm256_maddubs_epi16(in.size, _mm256_sign_epi8(codes, in.q));
@@ -110,40 +144,44 @@ INLINE __m256i pair_products(__m256i codes, wide_four in, const int kind) {
 /* Pairs of 16 bits, added up and multiplied with `factor`. */
 INLINE __m256i widen_pairs(__m256i pairs, const int factor) { return _mm256_madd_epi16(_mm256_set1_epi16(factor), pairs); }
 
-/* The products of half a group's codes and inputs, added up. */
-INLINE __m256i half_group(const __m256i *codes, const wide_four *in, const int kind) {
+/* start + the products of half a group's codes and inputs. */
+INLINE __m256i half_group(__m256i start, const __m256i *codes, const wide_four *in, const int kind) {
     __m256i sums[4];
     for (int j = 0; j < 4; j++) sums[j] = pair_products(codes[j], in[j], kind);
     if (is_signed(kind)) {
-        __m256i sum = _mm256_setzero_si256();
-        for (int j = 0; j < 4; j++) sum = _mm256_add_epi32(sum, widen_pairs(sums[j], 1));
-        return sum;
+        for (int j = 0; j < 4; j++) start = _mm256_add_epi32(start, widen_pairs(sums[j], 1));
+        return start;
     }
     const __m256i left = _mm256_add_epi16(sums[0], sums[1]), right = _mm256_add_epi16(sums[2], sums[3]);
-    if (FORMATS[kind].code_bits <= 5) return widen_pairs(_mm256_add_epi16(left, right), 1);
-    return _mm256_add_epi32(widen_pairs(left, 1), widen_pairs(right, 1));
+    if (FORMATS[kind].code_bits <= 5) return _mm256_add_epi32(start, widen_pairs(_mm256_add_epi16(left, right), 1));
+    return _mm256_add_epi32(start, _mm256_add_epi32(widen_pairs(left, 1), widen_pairs(right, 1)));
+}
+
+/* What the upper bits of the outlier's codes add to a sum. */
+INLINE __m256i outlier_sum(const __m256i codes[8], const wide_block *in, const int kind) {
+    return widen_pairs(pair_products(codes[in->outlier], in->high, kind), 256);
 }
 
 /* The products of a group's codes and inputs, added up. */
 INLINE __m256i whole_group(const __m256i codes[8], const wide_block *in, const int kind) {
-    if (!is_narrow(kind)) return _mm256_add_epi32(half_group(codes, in->fours, kind), half_group(codes + 4, in->fours + 4, kind));
-    __m256i sum = _mm256_setzero_si256();
-    for (int j = 0; j < 8; j++) sum = _mm256_add_epi16(sum, pair_products(codes[j], in->fours[j], kind));
-    return widen_pairs(sum, 1);
+    const __m256i nothing = _mm256_setzero_si256();
+    __m256i sum = nothing;
+    if (is_narrow(kind)) {
+        for (int j = 0; j < 8; j++) sum = _mm256_add_epi16(sum, pair_products(codes[j], in->fours[j], kind));
+        sum = widen_pairs(sum, 1);
+    } else {
+        sum = _mm256_add_epi32(half_group(nothing, codes, in->fours, kind), half_group(nothing, codes + 4, in->fours + 4, kind));
+    }
+    sum = _mm256_add_epi32(sum, outlier_sum(codes, in, kind));
+    return has_zero_point(kind) ? _mm256_add_epi32(sum, in->zeros[0]) : sum;
 }
-
-/* sum + what the upper bits of the outlier's codes add to it. */
-INLINE __m256i add_outlier(__m256i sum, const __m256i codes[8], const wide_block *in, const int kind) {
-    return _mm256_add_epi32(sum, widen_pairs(pair_products(codes[in->outlier], in->high, kind), 256));
-}
+#endif
 
 /* What codes of a group of a tile, half of its rows, add to out (8), a row's results. */
 INLINE void add_group(const tile_column *t, const __m256i codes[8], const wide_block *in, __m256 scale, __m256 minimum, float *out,
                       const int kind) {
     const int has_minimum = FORMATS[kind].has_minimum;
-    __m256i sum = add_outlier(whole_group(codes, in, kind), codes, in, kind);
-    if (!has_minimum && !is_signed(kind)) sum = _mm256_add_epi32(sum, in->zeros[0]);
-    __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(scale, in->scale), sums_at(t, out));
+    __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole_group(codes, in, kind)), _mm256_mul_ps(scale, in->scale), sums_at(t, out));
     if (has_minimum) total = _mm256_fmadd_ps(minimum, in->total, total);
     _mm256_storeu_ps(out, total);
 }
@@ -166,7 +204,7 @@ INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, 
     for (int m = 0; m < rows; m++, out += LM_TILE_ROWS) {
         const wide_block *x = &in[m];
         wide_block here; /* codes of 8 bits and their sizes fill all registers: rows that share them are widened where they are used */
-        if (FORMATS[kind].code_bits == 8 && rows > 2) {
+        if (FORMATS[kind].code_bits == 8 && is_signed(kind) && rows > 2) {
             widen(&t->x[(size_t)m * t->groups], &here, kind);
             x = &here;
         }
@@ -185,17 +223,12 @@ INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
 
 /* A group's product before the float16 scale and the inputs'. */
 INLINE __m256 super_value(const __m256i codes[8], const wide_block *in, const int kind, __m256 scale, __m256 right_scale) {
-    if (!has_two_scales(kind)) {
-        const __m256i sum = add_outlier(whole_group(codes, in, kind), codes, in, kind);
-        return _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
-    }
-    __m256i left = half_group(codes, in->fours, kind), right = half_group(codes + 4, in->fours + 4, kind);
+    if (!has_two_scales(kind)) return _mm256_mul_ps(_mm256_cvtepi32_ps(whole_group(codes, in, kind)), scale);
+    __m256i left = half_group(in->zeros[0], codes, in->fours, kind), right = half_group(in->zeros[1], codes + 4, in->fours + 4, kind);
     if (in->outlier < 4)
-        left = add_outlier(left, codes, in, kind);
+        left = _mm256_add_epi32(left, outlier_sum(codes, in, kind));
     else
-        right = add_outlier(right, codes, in, kind);
-    left = _mm256_add_epi32(left, in->zeros[0]);
-    right = _mm256_add_epi32(right, in->zeros[1]);
+        right = _mm256_add_epi32(right, outlier_sum(codes, in, kind));
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(left), scale, _mm256_mul_ps(_mm256_cvtepi32_ps(right), right_scale));
 }
 

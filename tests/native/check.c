@@ -26,7 +26,7 @@
 
 #define LENGTH(array) (int)(sizeof array / sizeof *array)
 
-static const char *const SETS[] = {"portable", "avx2", "avx512_vnni", "avx512_bf16", "amx", "neon_dotprod", "neon_i8mm"};
+static const char *const SETS[] = {"portable", "avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx", "neon_dotprod", "neon_i8mm"};
 static const char *const KINDS[] = {"BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "F32", "Q5_0", "F16", "IQ4_XS"};
 enum { MIXED = LM_INT4 + 1 }; /* a cache of keys in 8 bits and values in 4 */
 static const char *const DTYPES[] = {"float32", "bfloat16", "int8", "float16", "int4", "int8-k/int4-v"};
@@ -41,6 +41,7 @@ static void *allocate(size_t bytes) {
 
 /* The set whose results are a set's own, to the bit; the set itself if there is none. */
 static const char *twin_of(const char *set) {
+    if (strcmp(set, "avx_vnni") == 0) return "avx2";
     return strcmp(set, "amx") == 0 ? "avx512_vnni" : strcmp(set, "neon_i8mm") == 0 ? "neon_dotprod" : set;
 }
 

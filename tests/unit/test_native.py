@@ -230,7 +230,7 @@ def test_an_embedding_looks_up_rows() -> None:
 FOREIGN = "avx2" if platform.machine() in ("aarch64", "arm64") else "neon_i8mm"
 CHOICES = [
     ("torch", None),
-    ("avx9", "is 'avx9'; expected amx, avx512_bf16, avx512_vnni"),
+    ("avx9", "is 'avx9'; expected amx, avx512_bf16, avx512_vnni, avx_vnni"),
     (FOREIGN, f"is {FOREIGN}, which this machine cannot run"),
 ]
 

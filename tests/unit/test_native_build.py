@@ -53,6 +53,7 @@ def run(*command: str | Path, cwd: Path | None = None, **env: str) -> str:
 INSTRUCTIONS = {  # what a set's code must contain, and what it must not
     "portable": ([r"\bret"], r"[yz]mm|\bsdot\b"),
     "avx2": ([r"vpmaddubsw .*%ymm"], r"zmm|vpdpbusd"),
+    "avx_vnni": ([r"\{vex\} vpdpbusd .*%ymm"], r"zmm|\} *vpmaddubsw"),
     "avx512_vnni": ([r"vpdpbusd .*%zmm"], r"tmm"),
     "avx512_bf16": ([r"vdpbf16ps .*%zmm", r"vpdpbusd .*%zmm"], r"tmm"),
     "amx": ([r"tdpbssd .*%tmm", r"ldtilecfg", r"tilerelease", r"vpdpbusd .*%zmm"], None),
@@ -87,10 +88,12 @@ def test_each_set_has_its_instructions_and_no_warnings(hook: ModuleType) -> None
 
 # --- memory and threads -----------------------------------------------------------------------------------------------
 
+AVX2 = {"avx2", "fma", "f16c"}
 VNNI = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
 NEEDED = {  # the kernel's names of what the sets need
     "portable": set(),
-    "avx2": {"avx2", "fma", "f16c"},
+    "avx2": AVX2,
+    "avx_vnni": {*AVX2, "avx_vnni"},
     "avx512_vnni": VNNI,
     "avx512_bf16": {*VNNI, "avx512_bf16"},
     "amx": {*VNNI, "amx_tile", "amx_int8"},
@@ -143,16 +146,23 @@ def processor_has() -> set[str]:
 def test_kernels_agree_and_are_clean_under_sanitizers(
     hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there are the kernels that AMX's stand beside, and no AMX, it is emulated in the same program.
+    """AMX and AVX-VNNI are emulated in the same program where the processor lacks them alone.
 
     Sets that cannot run here are not compiled.
     """
     has = processor_has()
-    runnable = {name for name, needed in NEEDED.items() if not has or needed - {"amx_tile", "amx_int8"} <= has}
+    emulable = {"amx_tile", "amx_int8", "avx_vnni"}
+    runnable = {name for name, needed in NEEDED.items() if not has or needed - emulable <= has}
     sets = {
         processor: {name: flag for name, flag in flags.items() if name in runnable}
         for processor, flags in hook.SETS.items()
     }
+    flags = []
+    if has >= AVX2 and "avx_vnni" not in has:
+        sets["x86_64"]["avx_vnni"] = hook.AVX2
+        evex = ["-DLM_EMULATE_BY_EVEX"] if has >= VNNI else []
+        flags += ["-DLM_EMULATE_AVX_VNNI", f"-I{CHECKS}", *evex]
+        has = {*has, "avx_vnni"}
     monkeypatch.setattr(hook, "SETS", sets)
     # What is not optimized is compiled soonest, but for what the sets are held to most, and which is small.
     part, optimized = hook._part, {("products", "portable"): ["-O1"]}
@@ -160,7 +170,7 @@ def test_kernels_agree_and_are_clean_under_sanitizers(
     monkeypatch.setattr(hook, "_part", lambda *which: [*part(*which), *optimized.get(which, [])])
     emulated = has >= VNNI and not has >= NEEDED["amx"]
     more = {"with_sources": (CHECKS / "emulated_amx.c",)} if emulated else {}
-    flags = ("-DLM_EMULATE_AMX", f"-I{CHECKS}") if emulated else ()
+    flags += ["-DLM_EMULATE_AMX", f"-I{CHECKS}"] if emulated else []
     said, objects = sanitized(hook, tmp_path, *flags, **more)
     *lines, counted = said.splitlines() if emulated else [*said.splitlines(), ""]
     found, expected = sets_in("\n".join(lines)), {name for name, needed in NEEDED.items() if needed <= has}
@@ -278,7 +288,10 @@ def test_without_a_library_on_request_the_wheel_is_pure(project: Path, tmp_path:
 
 
 OLD = [
-    ("-mavx512vnni|-march=armv8.2-a+dotprod*", {"amx", "avx512_vnni", "avx512_bf16", "neon_i8mm", "neon_dotprod"}),
+    (
+        "-mavx512vnni|-mavxvnni|-march=armv8.2-a+dotprod*",
+        {"amx", "avx_vnni", "avx512_vnni", "avx512_bf16", "neon_i8mm", "neon_dotprod"},
+    ),
     ("-mamx-int8|-march=*+i8mm", {"amx", "neon_i8mm"}),
 ]
 

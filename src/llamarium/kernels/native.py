@@ -42,7 +42,7 @@ INTERFACE = 27
 """The `LM_INTERFACE` of the header that this file matches."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
-KERNELS = ("amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable")
+KERNELS = ("amx", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable")
 
 _OFF = "torch"
 _NO_SUCH_ROW, _BAD_BATCH, _UNREADABLE = 2, 3, 5

@@ -14,6 +14,7 @@ INSTRUCTIONS: dict[str, frozenset[str]] = {
     "amx": _AVX512 | {"amx_tile", "amx_int8"},
     "avx512_bf16": _AVX512 | {"avx512_bf16"},
     "avx512_vnni": _AVX512,
+    "avx_vnni": _AVX2 | {"avx_vnni"},
     "avx2": _AVX2,
     "neon_i8mm": frozenset({"asimddp", "i8mm"}),
     "neon_dotprod": frozenset({"asimddp"}),
