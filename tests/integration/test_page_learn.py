@@ -145,5 +145,5 @@ def test_a_chapter_shows_a_figure_that_is_live(page: Page, served: Running, llam
     section.get_by_text("The code, and what it prints").click()
     expect(section.locator("pre").first).to_contain_text("scores.softmax")
     figure.get_by_role("link", name="Open it in Follow").click()
+    expect(page).to_have_url(re.compile("stage=attention&layer=1&head=1&pos=2&text=The%20cat%20sat"))
     settled(page)
-    assert "stage=attention&layer=1&head=1&pos=2&text=The%20cat%20sat" in page.url
