@@ -15,12 +15,12 @@ from gguf import quants
 TYPES = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S")
 TARGET = Path(__file__).parents[1] / "src/llamarium/quant/ggml/codebooks.py"
 
-HEADER = '''"""The codebooks of GGUF's IQ types: the vectors that their codes are indices of.
+HEADER = '''"""Codebooks of GGUF's IQ types: the vectors that the codes index.
 
 This is data, made by `tools/make_codebooks.py`.
 
 A codebook is a list of vectors of 4 or 8 components. Each component is one of a few magnitudes, and is stored as the
-place of its magnitude in that list: four bits, the first component in the low half of a byte, in base 85.
+index of its magnitude in that list: four bits, the first component in the low half of a byte, in base 85.
 
 Source: the values are those of ggml, `ggml-common.h` (`iq2xxs_grid`, ...), read from the `gguf` package,
 `gguf/quants.py`.
