@@ -33,9 +33,9 @@ class Codebook(NamedTuple):
     """A codebook as text.
 
     Attributes:
-        magnitudes: What the stored places stand for.
-        width: Components of a vector.
-        data: Places in base 85, two to a byte.
+        magnitudes: The values that the stored indices refer to.
+        width: Number of components per vector.
+        data: Indices, two per byte, in base 85.
     """
 
     magnitudes: tuple[int, ...]
