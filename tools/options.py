@@ -62,59 +62,63 @@ def main() -> None:
 
 def files() -> dict[Path, str]:
     """Return the content of each file."""
-    loading = declared(LoadOptions)
-    of_models = {
-        "LoadKeywords": ("Options of `load`; `LoadOptions` declares them.", loading),
-        "WeightKeywords": (
-            "Options of `load` that `merge` has, too.",
-            {name: one for name, one in loading.items() if one.part == "weights"},
-        ),
-        "EngineKeywords": ("Options of an engine; `EngineOptions` declares them.", declared(EngineOptions)),
-    }
-    of_training = {
-        name: (f"Settings of `{kind.__name__}`, which declares them.", declared(kind))
-        for name, kind in (
-            ("PretrainKeywords", PretrainConfig),
-            ("FinetuneKeywords", FinetuneConfig),
-            ("DPOKeywords", DPOConfig),
-            ("GRPOKeywords", GRPOConfig),
-        )
-    }
-    short = declared(FormOptions)
-    of_sampling = {
-        "SamplingKeywords": (
-            "Options of an answer: fields of `SamplingParams`, and forms that are short for a `grammar`.",
-            {**declared(SamplingParams), "max_new_tokens": declared(SamplingParams)["max_tokens"], **short},
-        )
-    }
-    of_answers = {
-        f"{name}Keywords({', '.join(bases)})": (text, {} if kind is None else declared(kind))
-        for name, bases, text, kind in (
-            ("Answer", ["SamplingKeywords"], "Options of an answer; see also `PassOptions`.", PassOptions),
-            (
-                "Request",
-                ["TypedDict"],
-                "Options of a request; `RequestOptions` declares them.",
-                RequestOptions,
-            ),
-            ("Dialog", ["TypedDict"], "Options of a dialog; `DialogOptions` declares them.", DialogOptions),
-            ("Chat", ["AnswerKeywords", "DialogKeywords"], "Options of an answer in a dialog.", None),
-            ("Stream", ["SamplingKeywords", "RequestKeywords"], "Options of `TextEngine.stream`.", None),
-            ("StreamChat", ["StreamKeywords", "DialogKeywords"], "Options of `TextEngine.stream_chat`.", None),
-        )
-    }
-    own = "from llamarium.train.choices import Examples"
+    examples = "from llamarium.train.choices import Examples"
     return {
-        SOURCE / "options/keywords.py": _module(of_models, {}),
-        SOURCE / "sampling/keywords.py": _module(of_sampling, SAMPLING, *_IMPORTS_OF_SAMPLING, all_optional=True),
-        SOURCE / "generation/keywords.py": _module(of_answers, {}, *_IMPORTS_OF_ANSWERS),
-        SOURCE / "train/keywords.py": _module(of_training, WIDER, own),
+        SOURCE / "options/keywords.py": _module(_of_models(), {}),
+        SOURCE / "sampling/keywords.py": _module(_of_sampling(), SAMPLING, *_IMPORTS_OF_SAMPLING, all_optional=True),
+        SOURCE / "generation/keywords.py": _module(_of_answers(), {}, *_IMPORTS_OF_ANSWERS),
+        SOURCE / "train/keywords.py": _module(_of_training(), WIDER, examples),
         ROOT / "docs/reference/options.md": _page(),
     }
 
 
+Classes = Mapping[str, tuple[str, Mapping[str, Option]]]
+"""Docstring and options of each class of keywords."""
+
+
+def _of_models() -> Classes:
+    loading = declared(LoadOptions)
+    weights = {name: one for name, one in loading.items() if one.part == "weights"}
+    return {
+        "LoadKeywords": ("Options of `load`; `LoadOptions` declares them.", loading),
+        "WeightKeywords": ("Options of `load` that `merge` has, too.", weights),
+        "EngineKeywords": ("Options of an engine; `EngineOptions` declares them.", declared(EngineOptions)),
+    }
+
+
+def _of_sampling() -> Classes:
+    sampling = declared(SamplingParams)
+    text = "Options of an answer: fields of `SamplingParams`, and forms that are short for a `grammar`."
+    options = {**sampling, "max_new_tokens": sampling["max_tokens"], **declared(FormOptions)}
+    return {"SamplingKeywords": (text, options)}
+
+
+def _of_answers() -> Classes:
+    of_pass, of_request, of_dialog = map(declared, (PassOptions, RequestOptions, DialogOptions))
+    return {
+        "AnswerKeywords(SamplingKeywords)": ("Options of an answer; see also `PassOptions`.", of_pass),
+        "RequestKeywords(TypedDict)": ("Options of a request; `RequestOptions` declares them.", of_request),
+        "DialogKeywords(TypedDict)": ("Options of a dialog; `DialogOptions` declares them.", of_dialog),
+        "ChatKeywords(AnswerKeywords, DialogKeywords)": ("Options of an answer in a dialog.", {}),
+        "StreamKeywords(SamplingKeywords, RequestKeywords)": ("Options of `TextEngine.stream`.", {}),
+        "StreamChatKeywords(StreamKeywords, DialogKeywords)": ("Options of `TextEngine.stream_chat`.", {}),
+    }
+
+
+def _of_training() -> Classes:
+    kinds = {
+        "PretrainKeywords": PretrainConfig,
+        "FinetuneKeywords": FinetuneConfig,
+        "DPOKeywords": DPOConfig,
+        "GRPOKeywords": GRPOConfig,
+    }
+    return {
+        name: (f"Settings of `{kind.__name__}`, which declares them.", declared(kind)) for name, kind in kinds.items()
+    }
+
+
 def _module(
-    classes: Mapping[str, tuple[str, Mapping[str, Option]]],
+    classes: Classes,
     wider: Mapping[str, str],
     *imports: str,
     all_optional: bool = False,

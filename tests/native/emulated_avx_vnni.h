@@ -5,7 +5,7 @@
 
 static inline __attribute__((always_inline)) __m256i add_four_products(__m256i sum, __m256i codes, __m256i inputs) {
 #ifdef LM_EMULATE_BY_EVEX
-    __asm__("{evex} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(codes), "xm"(inputs));
+    __asm__("%{evex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(codes), "xm"(inputs));
     return sum;
 #else
     /* The even bytes of each 32 bits, and the odd ones, as numbers of 16 bits: `vpmaddwd` adds two products in 32 bits. */

@@ -210,7 +210,7 @@ def test_stolen_time_is_of_this_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     ("flags", "ok", "named"),
     [
         ("avx2 fma", True, "outliers 16"),
-        ("avx2 fma f16c avx_vnni", False, "avx_vnni"),
+        ("avx2 fma f16c avx_vnni", True, "avx_vnni"),
         ("avx2 fma f16c avx_vnni avx512f avx512bw avx512vl avx512dq avx512_vnni", False, "avx512_vnni"),
         ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", False, "avx512_bf16"),
         ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni amx_tile amx_int8", True, "amx"),

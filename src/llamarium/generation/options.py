@@ -64,8 +64,8 @@ class RequestOptions:
     salt: str = option("", "requests share cached prefixes only if they have the same salt; a secret keeps one private")
     ngram_pool: str | None = option(
         "",
-        "with prompt_lookup: drafts come from requests with the same name here and no salt; None keeps this request's "
-        "text out of all pools",
+        'with prompt_lookup: drafts come from requests with the same name here (by default "") and no salt; None keeps '
+        "this request's text out of all pools",
     )
     must_keep_up: bool = option(False, "end the answer with an error if its reader falls far behind")
     edits: tuple[Edit, ...] = option((), "edits of what the model computes, for this request alone")

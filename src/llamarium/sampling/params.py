@@ -77,7 +77,8 @@ class SamplingParams:
         takers=EVERYWHERE, is_idle_when_greedy=True, metavar="K",
     )  # fmt: skip
     top_p: float = number(
-        1.0, "total probability of the most likely tokens to sample from; 1 is all", 0.0, 1.0, "above 0 to 1",
+        1.0, "total probability of the most likely tokens to sample from; 1 is all", 0.0, 1.0,
+        "above 0 to 1 (for the most likely token alone: temperature 0)",
         condition=_is_positive, takers=EVERYWHERE, is_idle_when_greedy=True, metavar="P",
     )  # fmt: skip
     min_p: float = number(
