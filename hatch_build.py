@@ -114,12 +114,7 @@ def kept_objects(cc: Sequence[str], *, only_best: bool = False, left_out: Sequen
     With `only_best`, these are the best set of instructions that this processor has, and the portable one; `left_out`
     names sets that are not compiled.
     """
-    folder, sets = _kept_folder(cc), _sets(cc)
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in KEPT.glob(f"{folder.name.rpartition('-')[0]}-*"):
-        if old != folder:
-            shutil.rmtree(old)
-
+    folder, sets = _make_kept_folder(cc), _sets(cc)
     names = _best_of(cc, sets) if only_best else [name for name in sets if name not in left_out]
     jobs = _jobs(cc, sets, names)
     missing = {name: job for name, job in jobs.items() if not (folder / f"{name}.o").exists()}
@@ -133,7 +128,17 @@ def kept_objects(cc: Sequence[str], *, only_best: bool = False, left_out: Sequen
 
 
 def _kept_folder(cc: Sequence[str]) -> Path:
-    return KEPT / f"{_run(*cc, '-dumpmachine').strip()}-{_fingerprint(cc)}"
+    return KEPT / f"{_machine(cc)}-{_fingerprint(cc)}"
+
+
+def _make_kept_folder(cc: Sequence[str]) -> Path:
+    """Make the folder of these sources; those of earlier sources go."""
+    folder = _kept_folder(cc)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in KEPT.glob(f"{folder.name.rpartition('-')[0]}-*"):
+        if old != folder:
+            shutil.rmtree(old)
+    return folder
 
 
 def _sets(cc: Sequence[str]) -> dict[str, list[str]]:
@@ -195,8 +200,8 @@ def _compile(
 
     def run(name: str) -> Path:
         made, (source, *own) = folder / f"{name}.o", jobs[name]
-        said = _run(*cc, *FLAGS, *own, *flags, "-c", str(NATIVE / source), "-o", str(made))
-        made.with_suffix(".warnings").write_text(said)
+        done = _run(*cc, *FLAGS, *own, *flags, "-c", str(NATIVE / source), "-o", str(made))
+        made.with_suffix(".warnings").write_text(done.stdout + done.stderr)
         tell(name)
         return made
 
@@ -215,8 +220,13 @@ def _progress(count: int) -> Callable[[str], None]:
     return tell
 
 
+def _machine(cc: Sequence[str]) -> str:
+    """Return what the compiler compiles for, such as x86_64-linux-gnu."""
+    return _run(*cc, "-dumpmachine").stdout.strip()
+
+
 def _processor(cc: Sequence[str]) -> str:
-    return _run(*cc, "-dumpmachine").split("-")[0].replace("arm64", "aarch64")
+    return _machine(cc).split("-")[0].replace("arm64", "aarch64")
 
 
 def build(*, only_best: bool = False) -> None:
@@ -251,20 +261,34 @@ def _linked(cc: Sequence[str], only_best: bool) -> Path:
 def build_wasm() -> None:
     """Make the modules of WebAssembly, of one set of kernels: for one thread, and for several.
 
-    BuildError where ziglang is missing or fails.
+    BuildError where ziglang is missing or fails; modules that are not of these sources are gone then.
     """
     if importlib.util.find_spec("ziglang") is None:
         raise BuildError("ziglang is not installed: pip install -c constraints.txt ziglang")
+    if not any(os.environ.get(name) for name in ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA")):
+        os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(KEPT / "zig"))  # else Zig finds no place for its cache
+
+    try:
+        for target, linked in _linked_wasm().items():
+            shutil.copyfile(linked, target)
+    except (BuildError, OSError):
+        for target in (WASM, WASM_THREADS):
+            target.unlink(missing_ok=True)
+        raise
+
+
+def _linked_wasm() -> dict[Path, Path]:
+    """Return where each module is kept, by where it belongs."""
     cc = [sys.executable, "-m", "ziglang", "cc", "-target", "wasm32-wasi"]
-    folder = _kept_folder(cc)
+    folder = _make_kept_folder(cc)
+    linked = {target: folder / target.name for target in (WASM, WASM_THREADS)}
     for target, shared, link in ((WASM, [], []), (WASM_THREADS, WASM_SHARED, WASM_SHARED_LINK)):
-        linked = folder / target.name
-        if not linked.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=KEPT) as unfinished:
-                made = _made_wasm(cc, Path(unfinished), [*WASM_FLAGS, *shared], link)
-                made.rename(linked)
-        shutil.copyfile(linked, target)
+        if linked[target].exists():
+            continue
+        with tempfile.TemporaryDirectory(dir=KEPT) as unfinished:
+            made = _made_wasm(cc, Path(unfinished), [*WASM_FLAGS, *shared], link)
+            made.rename(linked[target])
+    return linked
 
 
 def _made_wasm(cc: Sequence[str], folder: Path, flags: Sequence[str], link: Sequence[str]) -> Path:
@@ -281,10 +305,10 @@ def _made_wasm(cc: Sequence[str], folder: Path, flags: Sequence[str], link: Sequ
 
 def _fingerprint(cc: Sequence[str]) -> str:
     """Name all that the objects depend on: sources, flags and compiler."""
-    how = "".join(map(inspect.getsource, (_jobs, _sets, _part, build_wasm, _made_wasm)))
+    how = "".join(map(inspect.getsource, (_jobs, _sets, _part, _linked_wasm, _made_wasm)))
     of_wasm = (WASM_PARTS, WASM_FLAGS, WASM_EXPORTS, WASM_SHARED, WASM_SHARED_LINK)
     flags = (FLAGS, WARNINGS, SETS, SHARED, _SMALL, _PLAIN, *of_wasm)
-    found = hashlib.sha256(repr((cc, _run(*cc, "--version"), flags, how)).encode())
+    found = hashlib.sha256(repr((cc, _run(*cc, "--version").stdout, flags, how)).encode())
     for path in sorted(NATIVE.iterdir()):
         found.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return found.hexdigest()[:16]
@@ -302,15 +326,16 @@ def _knows(cc: Sequence[str], flags: Sequence[str]) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def _run(*command: str) -> str:
-    """Run a command and return its output and messages together."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command, which must succeed. Warnings are in its stderr: compilers answer questions in stdout alone."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.stderr.write(done.stdout)
-        said = done.stdout.strip().splitlines()
-        why = next((line for line in said if "error" in line), said[-1] if said else f"exit code {done.returncode}")
+        said = done.stdout + done.stderr
+        sys.stderr.write(said)
+        lines = said.strip().splitlines() or [f"exit code {done.returncode}"]
+        why = next((line for line in lines if "error" in line), lines[-1])
         raise BuildError(f"{command[0]} failed: {why}")
-    return done.stdout
+    return done
 
 
 def _page() -> Any:
@@ -350,9 +375,14 @@ class BuildHook(BuildHookInterface):
 
     def _build_wasm(self, build_data: dict[str, Any]) -> None:
         """Build the kernels for browsers where ziglang is installed, as it is for the wheels of hatch_wheels.py."""
-        if importlib.util.find_spec("ziglang") is not None:
+        if importlib.util.find_spec("ziglang") is None:
+            return
+        try:
             build_wasm()
-            build_data["artifacts"] += [path.relative_to(self.root).as_posix() for path in (WASM, WASM_THREADS)]
+        except (BuildError, OSError) as error:
+            self.app.display_warning(f"llamarium is built without its kernels for browsers: {error}")
+            return
+        build_data["artifacts"] += [path.relative_to(self.root).as_posix() for path in (WASM, WASM_THREADS)]
 
     def _build_library(self, build_data: dict[str, Any], *, only_best: bool) -> None:
         """Build the library and name its platform in the wheel's tag; stop the build where that fails.

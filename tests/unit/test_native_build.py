@@ -251,6 +251,27 @@ def test_a_wheel_brings_the_library_for_any_python_3(hook: ModuleType, project: 
     assert not hasattr(library, "lm_parallel"), "only what llamarium.h declares is exported"
 
 
+WARNING_COMPILER = """#!/bin/sh
+echo "warning: an option is deprecated" >&2
+case "$*" in
+    *-dumpmachine*) echo wasm32-unknown-wasi ;;
+    *--version*) echo 1.0 ;;
+    *) for last; do :; done; : > "$last" ;;
+esac
+"""
+
+
+def test_what_a_compiler_warns_of_is_kept_beside_objects_and_is_no_part_of_their_folders_name(
+    hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook, "KEPT", tmp_path / "kept")
+    (tmp_path / "cc").write_text(WARNING_COMPILER)
+    (tmp_path / "cc").chmod(0o755)
+    made = hook.kept_objects([str(tmp_path / "cc")])[0]
+    assert re.fullmatch(r"wasm32-unknown-wasi-[0-9a-f]{16}", made.parent.name)
+    assert made.with_suffix(".warnings").read_text() == "warning: an option is deprecated\n"
+
+
 NO_LIBRARY = [
     ({"CC": "/nonexistent/cc"}, "/nonexistent/cc, which CC names, is not there"),
     ({"CC": "", "PATH": ""}, "there is no C compiler"),

@@ -124,6 +124,21 @@ def test_what_fails_is_said_in_one_line(project: Path, tools: Path) -> None:
     assert re.search(r"without its page: .* failed: npm error code ENOTFOUND", said)
 
 
+def test_without_kernels_for_browsers_the_wheel_says_why(project: Path, tools: Path) -> None:
+    """With a compiler for them that fails; kernels of other sources are gone."""
+    (project / "ziglang").mkdir()
+    (project / "ziglang/__init__.py").touch()
+    (project / "ziglang/__main__.py").write_text('raise SystemExit("error: no room")\n')
+    old = project / "src/llamarium/kernels/_native.wasm"
+    old.parent.mkdir()
+    old.write_text("of another version")
+    names, said = wheel_of(project, f"{tools}:/usr/bin:/bin")
+    assert "llamarium/page/dist/index.html" in names
+    assert not [name for name in names if name.endswith(".wasm")]
+    assert not old.exists()
+    assert re.search(r"without its kernels for browsers: .* failed: error: no room", said)
+
+
 @pytest.mark.parametrize("changed", ["web/src/main.ts", "docs/learn/1-text.md"])
 def test_what_has_not_changed_is_not_built_again(
     project: Path, tools: Path, monkeypatch: pytest.MonkeyPatch, changed: str
