@@ -27,7 +27,7 @@ static int has_avx_vnni(void) { /* gcc 12 has no name for it; that the system sa
 }
 #endif
 #endif
-#ifdef LM_HAS_AVX512_VNNI
+#if defined(LM_HAS_AVX512_VNNI) || defined(LM_HAS_AVX512_BF16) || defined(LM_HAS_AMX)
 static int has_avx512_vnni(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");

@@ -86,6 +86,14 @@ def test_each_set_has_its_instructions_and_no_warnings(hook: ModuleType) -> None
     assert [path.with_suffix(".warnings").read_text() for path in objects] == [""] * len(objects)
 
 
+def test_any_set_can_be_the_only_one_beside_the_portable(hook: ModuleType) -> None:
+    """An installation in place compiles the best set of its processor alone."""
+    cc = hook.compiler()
+    strict = ("-Werror=implicit-function-declaration", "-fsyntax-only", "-DLM_HAS_PORTABLE")
+    for name in hook.SETS.get(run(*cc, "-dumpmachine").split("-")[0].replace("arm64", "aarch64"), {}):
+        run(*cc, *hook.FLAGS, *strict, f"-DLM_HAS_{name.upper()}", hook.NATIVE / "dispatch.c")
+
+
 # --- memory and threads -----------------------------------------------------------------------------------------------
 
 AVX2 = {"avx2", "fma", "f16c"}
