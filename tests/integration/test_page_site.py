@@ -303,6 +303,37 @@ def test_a_dropped_file_is_opened_and_a_damaged_one_leaves_the_model_that_is_ope
         assert page.get_by_label("Text", exact=True).input_value() == TEXT
 
 
+BUSY = "self.addEventListener('message', () => { for (;;); });"
+CANCEL = """async () => {
+    const begin = performance.now();
+    document.querySelector(".site button").click();
+    const told = document.querySelector(".site [role=status]").textContent;
+    const { shape } = await (await llamariumBackend("/inspect/model", {})).json();
+    return [told, shape.L, performance.now() - begin];
+}"""
+
+
+def test_an_opening_is_cancelled_at_once_whatever_is_computed(address: str, site: Path, browser: Browser) -> None:
+    def computes_forever(route: Route) -> None:
+        script = route.fetch()
+        route.fulfill(response=script, body=script.text() + BUSY)
+
+    with browser.new_context(service_workers="block") as context:
+        page = context.new_page()
+        page.goto(address)
+        page.wait_for_selector("main[data-ready]")
+        page.route("**/worker.js", computes_forever)
+        page.set_input_files(".site input", site / "models/letters.gguf")
+        expect(page.locator(".site [role=status]")).to_have_text("Opening letters: 0 %.")
+        told, layers, ms = page.evaluate(CANCEL)
+        assert told == "letters: opening was cancelled. shakespeare-char stays open."
+        assert layers == 6
+        assert ms < 200
+        page.unroute("**/worker.js")
+        page.set_input_files(".site input", site / "models/letters.gguf")
+        expect(page.locator(".site")).to_contain_text("letters, computed in this browser")
+
+
 def test_a_site_whose_model_is_missing_says_so_and_opens_another(address: str, site: Path, browser: Browser) -> None:
     with browser.new_page() as page:
         page.route("**/models/shakespeare-char.gguf", lambda route: route.fulfill(status=404))

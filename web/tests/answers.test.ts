@@ -1,36 +1,14 @@
 import { beforeEach, describe, expect, it } from "vitest";
-import { Answers, type Port } from "../src/site/answers";
-import type { Ask, FromWorker, Leave } from "../src/site/messages";
-
-type Take = Parameters<Port["addEventListener"]>[1];
-
-class FakeWorker implements Port {
-  readonly sent: (Ask | Leave)[] = [];
-  readonly #takes: Record<string, Take> = {};
-
-  postMessage(message: Ask | Leave): void {
-    this.sent.push(message);
-  }
-
-  addEventListener(type: string, take: Take): void {
-    this.#takes[type] = take;
-  }
-
-  say(answer: Partial<FromWorker>): void {
-    this.#takes["message"]?.({ data: { status: 200, headers: {}, body: "{}", goesOn: false, instance: "1", ...answer } });
-  }
-
-  break(message: string): void {
-    this.#takes["error"]?.({ message });
-  }
-}
+import { Answers } from "../src/site/answers";
+import { FakeWorker } from "./fake-worker";
 
 let worker: FakeWorker;
 let answers: Answers;
 
 beforeEach(() => {
   worker = new FakeWorker();
-  answers = new Answers(worker);
+  answers = new Answers();
+  answers.use(worker);
 });
 
 describe("answers of a worker", () => {
@@ -41,10 +19,10 @@ describe("answers of a worker", () => {
       { kind: "ask", id: 0, method: "GET", path: "/inspect/model", body: undefined }, { kind: "ask", id: 1, method: "POST", path: "/inspect/tokens", body: { text: "a" } },
     ]);
     worker.say({ id: 1, body: '{"second":1}' });
-    worker.say({ id: 0, status: 503, body: '{"first":1}', instance: "2" });
+    worker.say({ id: 0, status: 503, body: '{"first":1}' });
     expect(await (await second).json()).toEqual({ second: 1 });
     const answer = await first;
-    expect([answer.status, answer.headers.get("x-llamarium-instance"), await answer.json()]).toEqual([503, "2", { first: 1 }]);
+    expect([answer.status, answer.headers.get("x-llamarium-instance"), await answer.json()]).toEqual([503, "1", { first: 1 }]);
   });
   it("carry numbers as they are", async () => {
     const asked = answers.ask("/inspect/weights", {});
@@ -75,13 +53,29 @@ describe("answers of a worker", () => {
     await expect((async () => { for (;;) if ((await reader?.read())?.done) return; })()).rejects.toThrow("left");
     expect(worker.sent.at(-1)).toEqual({ kind: "leave", id: 1 });
   });
-  it("say why there are none after the worker has stopped", async () => {
+  it("say why there are none, until there is another worker", async () => {
     const asked = answers.ask("/inspect/model", {});
-    worker.break("out of memory");
-    const [before, after] = [await asked, await answers.ask("/health", {})];
-    for (const one of [before, after]) {
+    answers.fail("the engine has stopped");
+    for (const one of [await asked, await answers.ask("/health", {})]) {
       expect(one.status).toBe(422);
-      expect(await one.json()).toMatchObject({ error: { code: "engine_stopped", message: expect.stringContaining("out of memory") as string } });
+      expect(await one.json()).toEqual({ error: { code: "engine_stopped", message: "the engine has stopped", param: null } });
     }
+    answers.use((worker = new FakeWorker()));
+    const again = answers.ask("/inspect/model", {});
+    worker.say({ id: 1 });
+    expect((await again).status).toBe(200);
+  });
+  it("are another worker's after it takes the place of one, and those that are half there break off", async () => {
+    const [whole, parts] = [answers.ask("/inspect/model", {}), answers.ask("/inspect/passes/1/patches", { method: "POST" })];
+    worker.say({ id: 1, body: "data: 1\n\n", goesOn: true });
+    const body = (await parts).text();
+    const other = new FakeWorker();
+    answers.use(other);
+    await expect(body).rejects.toThrow("another model");
+    expect(other.sent).toEqual([{ kind: "ask", id: 0, method: "GET", path: "/inspect/model", body: undefined }]);
+    worker.say({ id: 0, body: '{"of":"the one before"}' });
+    other.say({ id: 0, body: '{"of":"the other"}' });
+    const answer = await whole;
+    expect([answer.headers.get("x-llamarium-instance"), await answer.json()]).toEqual(["2", { of: "the other" }]);
   });
 });

@@ -37,12 +37,12 @@ async function both(opening: Promise<Reader>, starting: Promise<Kernels>): Promi
 
 /** Open a model; rejects with an EngineError. */
 export const openModel: OpenModel = async (source: Source, given: Given, options: OpenOptions | ((progress: Progress) => void) = {}): Promise<Model> => {
-  const { onProgress, signal, context, name, threading } = typeof options === "function" ? { onProgress: options } as OpenOptions : options;
-  const [reader, kernels] = await both(openSource(source, name, signal), Kernels.start(given, threading));
+  const { onProgress, context, name, threading } = typeof options === "function" ? { onProgress: options } as OpenOptions : options;
+  const [reader, kernels] = await both(openSource(source, name), Kernels.start(given, threading));
   try {
     const header = await readHeader(reader), metadata = new Metadata(reader.name, header.metadata);
     const shape = readShape(metadata, header), tokenizer = tokenizerOf(metadata, shape.vocab);
-    const { weights, divisors, warnings } = await loadWeights(kernels, header, shape, { onProgress, signal });
+    const { weights, divisors, warnings } = await loadWeights(kernels, header, shape, onProgress);
     const rotation = readRotation(metadata, shape, divisors), norm = weights.get("model.norm.weight");
     const names = [...weights.keys()];
     const config: ModelConfig = {

@@ -64,16 +64,15 @@ function ofBlob(blob: Blob, name: string): Reader {
 
 // --- addresses --------------------------------------------------------------------------------------------------------
 
-function failed(name: string, error: unknown, signal: AbortSignal | undefined): EngineError {
-  if (signal?.aborted) return new EngineError("cancelled", `${shown(name)}: opening was cancelled`);
+function failed(name: string, error: unknown): EngineError {
   return new EngineError("network", `${shown(name)}: cannot be read: ${shown(error)}; check the address, and that its server allows this page (CORS)`);
 }
 
 const rangeOf = (offset: number, length: number): string => `bytes=${offset}-${offset + length - 1}`;
 
 /** Ask for a range, or for the whole file, some times where the server fails. */
-async function request(url: URL, name: string, range: string | null, signal: AbortSignal | undefined): Promise<Response> {
-  const init: RequestInit = { ...(range === null ? {} : { headers: { Range: range } }), ...(signal === undefined ? {} : { signal }) };
+async function request(url: URL, name: string, range: string | null): Promise<Response> {
+  const init: RequestInit = range === null ? {} : { headers: { Range: range } };
   for (let tries = 1; ; tries++) {
     let problem: EngineError;
     try {
@@ -83,21 +82,21 @@ async function request(url: URL, name: string, range: string | null, signal: Abo
       if (answer.status < 500) throw problem;
     } catch (error) {
       if (error instanceof EngineError) throw error;
-      problem = failed(name, error, signal);
+      problem = failed(name, error);
     }
-    if (tries === TRIES || signal?.aborted) throw problem;
+    if (tries === TRIES) throw problem;
     await new Promise((resume) => setTimeout(resume, 300 * tries));
   }
 }
 
-async function bodyOf(answer: Response, name: string, signal: AbortSignal | undefined): Promise<ArrayBuffer> {
+async function bodyOf(answer: Response, name: string): Promise<ArrayBuffer> {
   return answer.arrayBuffer().catch((error: unknown) => {
-    throw failed(name, error, signal);
+    throw failed(name, error);
   });
 }
 
 /** A file in ranges. */
-function ofRanges(url: URL, name: string, signal: AbortSignal | undefined, size: number, first: ArrayBuffer): Reader {
+function ofRanges(url: URL, name: string, size: number, first: ArrayBuffer): Reader {
   let kept: ArrayBuffer | null = first;
   return new Windowed(name, size, async (begin, length) => {
     if (begin === 0 && kept !== null) {
@@ -105,18 +104,18 @@ function ofRanges(url: URL, name: string, signal: AbortSignal | undefined, size:
       kept = null;
       return { begin, bytes };
     }
-    const answer = await request(url, name, rangeOf(begin, length), signal);
+    const answer = await request(url, name, rangeOf(begin, length));
     if (answer.status !== 206) throw new EngineError("network", `${shown(name)}: the server answers ${answer.status} to a range; try again`);
-    return { begin, bytes: new Uint8Array(await bodyOf(answer, name, signal)) };
+    return { begin, bytes: new Uint8Array(await bodyOf(answer, name)) };
   });
 }
 
 /** A file as one stream, of a server that has no ranges. */
-function ofStream(stream: ReadableStreamDefaultReader<Uint8Array>, name: string, signal: AbortSignal | undefined, size: number): Reader {
+function ofStream(stream: ReadableStreamDefaultReader<Uint8Array>, name: string, size: number): Reader {
   let at = 0;
   const next: Next = async () => {
     const { value } = await stream.read().catch((error: unknown) => {
-      throw failed(name, error, signal);
+      throw failed(name, error);
     });
     const begin = at, bytes = value ?? new Uint8Array();
     at += bytes.length;
@@ -125,23 +124,23 @@ function ofStream(stream: ReadableStreamDefaultReader<Uint8Array>, name: string,
   return new Windowed(name, size, next, () => void stream.cancel().catch(() => undefined));
 }
 
-async function ofAddress(url: URL, name: string, signal: AbortSignal | undefined): Promise<Reader> {
-  let answer = await request(url, name, rangeOf(0, WINDOW), signal);
+async function ofAddress(url: URL, name: string): Promise<Reader> {
+  let answer = await request(url, name, rangeOf(0, WINDOW));
   const size = /\/(\d+)$/.exec(answer.headers.get("Content-Range") ?? "")?.[1];
-  if (answer.status === 206 && size !== undefined) return ofRanges(url, name, signal, Number(size), await bodyOf(answer, name, signal));
+  if (answer.status === 206 && size !== undefined) return ofRanges(url, name, Number(size), await bodyOf(answer, name));
   if (answer.status === 206) {
     void answer.body?.cancel().catch(() => undefined); // a host that does not tell other sites' pages of which size the file is
-    answer = await request(url, name, null, signal);
+    answer = await request(url, name, null);
   }
   const said = Number(answer.headers.get("Content-Length") ?? "");
   const isPacked = answer.headers.has("Content-Encoding"); // then the length is that of what is packed
-  if (answer.status === 200 && said > 0 && !isPacked && answer.body !== null) return ofStream(answer.body.getReader(), name, signal, said);
-  return inMemory(await bodyOf(answer, name, signal), name); // of a length that nobody says
+  if (answer.status === 200 && said > 0 && !isPacked && answer.body !== null) return ofStream(answer.body.getReader(), name, said);
+  return inMemory(await bodyOf(answer, name), name); // of a length that nobody says
 }
 
 /** Open what holds a model. */
-export async function openSource(source: Source, given: string | undefined, signal: AbortSignal | undefined): Promise<Reader> {
-  if (source instanceof URL) return ofAddress(source, given ?? (source.pathname.split("/").pop() || source.href), signal);
+export async function openSource(source: Source, given: string | undefined): Promise<Reader> {
+  if (source instanceof URL) return ofAddress(source, given ?? (source.pathname.split("/").pop() || source.href));
   if (source instanceof ArrayBuffer) return inMemory(source, given ?? "the model");
   return ofBlob(source, given ?? (source instanceof File ? source.name : "the model"));
 }

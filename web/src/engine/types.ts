@@ -20,8 +20,6 @@ export interface Progress {
 /** What opening may be told besides the source. */
 export interface OpenOptions {
   onProgress?: (progress: Progress) => void;
-  /** Stops the opening, which then rejects with `EngineError` "cancelled". */
-  signal?: AbortSignal;
   /** Longest text in tokens; at most the model's context length. Default: the model's, up to 2048. Bounds the KV cache. */
   context?: number;
   /** A name for messages. Default: the Blob's name, or the last part of the address. */
@@ -62,7 +60,6 @@ export type ErrorCode =
   | "no-simd" // no WebAssembly with SIMD
   | "no-memory" // the model or a pass does not fit into memory
   | "network" // the address does not answer, or answers without the file
-  | "cancelled" // by the signal
   | "input"; // an argument: an id, a position, a tap, an edit
 
 /** What is wrong, where, and what to do, in one sentence. Survives `postMessage` as `{name, message, code}`. */

@@ -92,11 +92,6 @@ function unpermuted(rows: Uint8Array, heads: number, numRows: number): Uint8Arra
   return out;
 }
 
-export interface Loading {
-  onProgress: ((progress: Progress) => void) | undefined;
-  signal: AbortSignal | undefined;
-}
-
 export interface Loaded {
   weights: Map<string, Weight>;
   divisors: Float32Array | null;
@@ -114,16 +109,14 @@ class Loader {
   private done = 0;
   readonly total: number;
 
-  constructor(private readonly kernels: Kernels, private readonly header: Header, private readonly dtype: FloatType, private readonly loading: Loading) {
+  constructor(private readonly kernels: Kernels, private readonly header: Header, private readonly dtype: FloatType, private readonly onProgress: ((progress: Progress) => void) | undefined) {
     this.total = [...header.tensors.values()].reduce((sum, { bytes }) => sum + bytes, 0);
   }
 
   async read(offset: number, bytes: number): Promise<Uint8Array> {
-    const { signal, onProgress } = this.loading;
     const read = await this.header.reader.read(offset, bytes);
-    if (signal?.aborted) throw new EngineError("cancelled", `${shown(this.header.reader.name)}: opening was cancelled`);
     this.done += bytes;
-    onProgress?.({ done: this.done, total: this.total });
+    this.onProgress?.({ done: this.done, total: this.total });
     return read;
   }
 
@@ -178,12 +171,12 @@ class Loader {
 const kindOf = (type: FloatType): Kind => KINDS.find(({ name }) => name === type) as Kind;
 
 /** Read all weights. */
-export async function loadWeights(kernels: Kernels, header: Header, shape: Shape, loading: Loading): Promise<Loaded> {
+export async function loadWeights(kernels: Kernels, header: Header, shape: Shape, onProgress?: (progress: Progress) => void): Promise<Loaded> {
   const { reader, tensors } = header;
   if (tensors.size < 9 * shape.layers) {
     throw new EngineError("damaged", `${shown(reader.name)}: ${tensors.size} tensors for ${shape.layers} layers; the file is incomplete`);
   }
-  const parts = expected(shape), warnings = check(header, parts, reader.name), loader = new Loader(kernels, header, naturalType(header), loading);
+  const parts = expected(shape), warnings = check(header, parts, reader.name), loader = new Loader(kernels, header, naturalType(header), onProgress);
   if (loader.total > MOST_BYTES) throw new EngineError("no-memory", `${shown(reader.name)}: ${Math.round(loader.total / 2 ** 20)} MB of weights; a browser's WebAssembly holds 4096 MB: use a smaller model or type`);
   const weights = new Map<string, Weight>();
   let divisors: Float32Array | null = null;

@@ -33,7 +33,10 @@ export class Choice {
       const [file] = files ?? [];
       if (file) open(file);
     };
-    input.addEventListener("change", () => take(input.files));
+    input.addEventListener("change", () => {
+      take(input.files);
+      input.value = ""; // else the same file could not be chosen again
+    });
     addEventListener("dragover", (event) => event.preventDefault()); // else a browser leaves the page for the file
     addEventListener("drop", (event) => {
       event.preventDefault();
@@ -47,10 +50,11 @@ export class Choice {
     const stays = this.#open ? ` ${this.#open} stays open.` : " Open another model:";
     this.#told.textContent = {
       loading: `Opening ${name}: ${Math.round(100 * progress)} %.`,
+      computing: `Opening ${name}: computing the text.`,
       open: `${name}, computed in this browser. Nothing is sent.`,
       failed: `${message}.${stays}`,
     }[state];
-    this.#stop.hidden = state !== "loading" || !this.#open;
+    this.#stop.hidden = state === "open" || state === "failed";
   }
 }
 

@@ -21,9 +21,13 @@ export interface Models {
   readonly lesson: ClassLesson | null;
 }
 
-/** Open a model, which takes the place of the one that is open once it can answer. */
+/** Open a model: the first message to a worker, which has one model for as long as it lives. */
 export interface Open {
   readonly kind: "open";
+  /** How many models the page has opened, this one included: names of passes differ between them. */
+  readonly instance: number;
+  /** The text that the page looks at, as it was asked for; null where there is none yet. Its pass is a part of opening. */
+  readonly first: unknown;
   readonly name: string;
   readonly command: string;
   readonly file: string | Blob;
@@ -33,11 +37,6 @@ export interface Open {
   readonly lesson: ClassLesson | null;
   /** How many threads the page's address asks for. */
   readonly threads: number | undefined;
-}
-
-/** Stop the opening that is under way. */
-export interface Cancel {
-  readonly kind: "cancel";
 }
 
 export interface Ask {
@@ -62,15 +61,13 @@ export interface FromWorker {
   readonly body: string | ArrayBuffer;
   /** Whether more of the body follows: more messages with this number. */
   readonly goesOn: boolean;
-  /** Which of the opened models has answered. */
-  readonly instance: string;
 }
 
 /** How the opening of a model goes on. */
 export interface Opening {
   readonly kind: "opening";
   readonly name: string;
-  readonly state: "loading" | "open" | "failed";
+  readonly state: "loading" | "computing" | "open" | "failed";
   /** 0 to 1. */
   readonly progress: number;
   /** Why it failed. */

@@ -31,7 +31,8 @@ export class Passes {
   /** Whose keys and values the model's cache holds. */
   #cached: readonly number[] = [];
 
-  constructor(readonly model: Model) {}
+  /** `instance` is the model's number among those that a page has opened: a pass of one is never taken for one of another. */
+  constructor(readonly model: Model, private readonly instance = 1) {}
 
   get config(): ModelConfig {
     return this.model.config;
@@ -60,7 +61,7 @@ export class Passes {
   /** The same ids are the same pass. */
   #idOf(ids: readonly number[]): string {
     const key = ids.join();
-    const id = this.#numbered.get(key) ?? `pass-${this.#numbered.size}`;
+    const id = this.#numbered.get(key) ?? `pass-${this.instance}-${this.#numbered.size}`;
     this.#numbered.set(key, id);
     return id;
   }

@@ -3,15 +3,20 @@ import { threadsFor } from "../engine/threads";
 import { REPLACED, type Backend } from "../lib/backend";
 import { Answers } from "./answers";
 import { Choice, offerThreads } from "./choice";
-import type { Cancel, Entry, Models, Open, Opening } from "./messages";
+import type { Entry, Models, Opening } from "./messages";
+import { Workers } from "./workers";
 import "./site.css";
 
 const site = new URL("..", import.meta.url); // this script is in a folder of the site
 const at = (path: string): string => new URL(path, site).href;
 const beside = (name: string): string => new URL(/* @vite-ignore */ name, import.meta.url).href;
 
-const worker = new Worker(new URL(/* @vite-ignore */ "./worker.js", import.meta.url), { type: "module" });
-const answers = new Answers(worker);
+let line: Choice | undefined;
+let isFirst = true;
+
+const answers = new Answers();
+const newWorker = (): Worker => new Worker(new URL(/* @vite-ignore */ "./worker.js", import.meta.url), { type: "module" });
+const workers = new Workers(answers, newWorker, show);
 
 const ask: Backend = (path, init) => answers.ask(path, init);
 globalThis.llamariumBackend = ask;
@@ -29,9 +34,14 @@ let lesson: Models["lesson"] = null;
 
 function open(entry: Entry, file: string | Blob): void {
   const { name, command } = entry;
-  worker.postMessage({
-    kind: "open", name, command, file, kernels: beside("kernels.wasm"), sharedKernels: beside("kernels-threads.wasm"), threads, lesson,
-  } satisfies Open);
+  workers.open({ name, command, file, kernels: beside("kernels.wasm"), sharedKernels: beside("kernels-threads.wasm"), threads, lesson });
+}
+
+/** Say how an opening goes on; the page asks again when another model answers. */
+function show(opening: Opening): void {
+  line?.show(opening);
+  if (opening.state === "open" && !isFirst) dispatchEvent(new Event(REPLACED));
+  if (opening.state === "open" || opening.state === "failed") isFirst = false;
 }
 
 /** A file of another host, if the site allows its origin. */
@@ -46,21 +56,15 @@ async function begin(): Promise<void> {
   lesson = told.lesson;
   const wanted = new URLSearchParams(location.search).get("model") ?? "";
   const entry = models.find(({ name }) => name === wanted) ?? elsewhere(wanted, origins) ?? (models[0] as Entry);
-  const line = new Choice(models, entry, {
+  line = new Choice(models, entry, {
     open: (file) => open({ name: file.name.replace(/\.gguf$/, ""), file: "", bytes: file.size, command: `llamarium inspect -m ${file.name}` }, file),
-    cancel: () => worker.postMessage({ kind: "cancel" } satisfies Cancel),
+    cancel: () => workers.cancel(),
   });
-  document.body.append(line.element);
-  let isFirst = true;
-  worker.addEventListener("message", ({ data }: MessageEvent<Partial<Opening>>) => {
-    if (data.kind !== "opening") return;
-    line.show(data as Opening);
-    if (data.state === "open" && !isFirst) dispatchEvent(new Event(REPLACED));
-    isFirst &&= data.state === "loading";
-  });
+  const { element } = line;
+  document.body.append(element);
   open(entry, at(entry.file));
   const count = threadsFor({ isIsolated: true, processors: navigator.hardwareConcurrency, wanted: threads });
-  if (isFirstVisit && !crossOriginIsolated && count > 1) void navigator.serviceWorker.ready.then(() => offerThreads(line.element, count));
+  if (isFirstVisit && !crossOriginIsolated && count > 1) void navigator.serviceWorker.ready.then(() => offerThreads(element, count));
 }
 
 begin().catch((error: unknown) => answers.fail(`the site is incomplete: ${String(error)}`));

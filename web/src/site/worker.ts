@@ -1,11 +1,12 @@
-/** The engine in a worker: opens a model, and answers one question after the other. */
-import { openModel } from "../engine";
+/** The engine in a worker: opens one model, and answers one question after the other. */
+import { EngineError, openModel } from "../engine";
 import { threadsFor } from "../engine/threads";
 import type { Thread, Threading } from "../engine/types";
+import type { PassView } from "../schema";
 import { Refused, type Answer, type Events } from "./asked";
 import type { Rendering, Written } from "./chat/jinja";
 import { ChatTemplate, templateOf } from "./chat/template";
-import type { Ask, Cancel, FromWorker, Leave, Open, Opening } from "./messages";
+import type { Ask, FromWorker, Leave, Open, Opening } from "./messages";
 import { Passes } from "./passes";
 import { answer, type Opened } from "./routes";
 
@@ -19,22 +20,17 @@ type Reply = Pick<FromWorker, "status" | "headers" | "body">;
 const JSON_TYPE = { "content-type": "application/json" };
 
 let state: State = { kind: "loading", progress: 0 };
-/** How many models have been open. */
-let instance = 1;
-/** Stops the opening that is under way. */
-let opening = new AbortController();
-/** A question waits so long for the first model: a small one is there by then, and of others the page shows the progress. */
+/** A question waits so long for the model: a small one is there by then, and of others the page shows the progress. */
 const PATIENCE_MS = 1000;
-let endFirst = (): void => undefined;
-const firstHasEnded = new Promise<void>((done) => (endFirst = done));
+let endOpening = (): void => undefined;
+const openingHasEnded = new Promise<void>((done) => (endOpening = done));
 /** Questions that wait; each is answered in a turn of its own, so that those that were left meanwhile are not. */
 const waiting = new Map<number, Ask>();
 
 const port = self as unknown as { postMessage: (reply: FromWorker | Opening, transfer: Transferable[]) => void };
 
-self.addEventListener("message", ({ data }: MessageEvent<Open | Cancel | Ask | Leave>) => {
+self.addEventListener("message", ({ data }: MessageEvent<Open | Ask | Leave>) => {
   if (data.kind === "open") void open(data);
-  else if (data.kind === "cancel") opening.abort();
   else if (data.kind === "leave") waiting.delete(data.id);
   else {
     waiting.set(data.id, data);
@@ -44,7 +40,7 @@ self.addEventListener("message", ({ data }: MessageEvent<Open | Cancel | Ask | L
 
 async function ready({ path }: Ask): Promise<void> {
   if (state.kind !== "loading" || path === "/health") return;
-  await Promise.race([firstHasEnded, new Promise((done) => setTimeout(done, PATIENCE_MS))]);
+  await Promise.race([openingHasEnded, new Promise((done) => setTimeout(done, PATIENCE_MS))]);
 }
 
 /** The other threads: workers of this one. */
@@ -85,39 +81,47 @@ async function render(rendering: Rendering): Promise<readonly Written[]> {
   }
 }
 
-/** Open a model. One that is open answers until the next one does, and stays where that fails. */
 async function open(told: Open): Promise<void> {
-  const { name, command, file, kernels, lesson } = told;
-  opening.abort();
-  const mine = (opening = new AbortController());
-  let shown = -1;
+  const { name, command, file, kernels, lesson, instance, first } = told;
   const say = (now: Opening["state"], progress = 1, message = ""): void => port.postMessage({ kind: "opening", name, state: now, progress, message }, []);
+  let shown = -1;
   const onProgress = ({ done, total }: { done: number; total: number }): void => {
     const progress = total ? done / total : 0;
-    if (opening !== mine || Math.floor(100 * progress) === shown) return;
+    if (Math.floor(100 * progress) === shown) return;
     shown = Math.floor(100 * progress);
-    if (state.kind !== "open") state = { kind: "loading", progress };
+    state = { kind: "loading", progress };
     say("loading", progress);
   };
   onProgress({ done: 0, total: 1 });
   try {
     const source = typeof file === "string" ? new URL(file) : file;
-    const model = await openModel(source, new URL(kernels), { onProgress, signal: mine.signal, name, threading: threading(told) });
-    if (opening !== mine) return model.close();
-    if (state.kind === "open") {
-      state.opened.passes.model.close();
-      instance++;
-    }
+    const model = await openModel(source, new URL(kernels), { onProgress, name, threading: threading(told) });
     const template = templateOf(model);
     const chat = template === null ? null : new ChatTemplate(model, template, render);
-    state = { kind: "open", opened: { passes: new Passes(model), command, chat, lesson } };
+    const opened = { passes: new Passes(model, instance), command, chat, lesson };
+    if (first !== null) {
+      say("computing");
+      computeFirst(opened, first);
+    }
+    state = { kind: "open", opened };
     say("open");
   } catch (error) {
-    if (opening !== mine) return;
-    if (state.kind !== "open") state = { kind: "failed", error };
+    state = { kind: "failed", error };
     say("failed", 1, (error as Error).message);
   }
-  endFirst();
+  endOpening();
+}
+
+/** Run the text that the page looks at, so that this model answers at once when it takes the place of another one. */
+function computeFirst(opened: Opened, body: unknown): void {
+  try {
+    const { json } = answer(opened, { method: "POST", path: "/inspect/passes", body }) as { json: PassView };
+    const { ids } = opened.passes.find(json.id);
+    opened.passes.fill(ids, ids.length);
+  } catch (error) {
+    if (error instanceof Refused || (error instanceof EngineError && error.code === "input")) return; // the page says why when it asks
+    throw error;
+  }
 }
 
 function take(id: number): void {
@@ -134,7 +138,7 @@ function take(id: number): void {
 }
 
 function post(id: number, reply: Reply, goesOn = false): void {
-  port.postMessage({ id, instance: String(instance), goesOn, ...reply }, typeof reply.body === "string" ? [] : [reply.body]);
+  port.postMessage({ id, goesOn, ...reply }, typeof reply.body === "string" ? [] : [reply.body]);
 }
 
 /** Send events as they are computed, with a turn between two of them in which whoever asked may leave. Before the first one it may be refused. */
