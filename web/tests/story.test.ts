@@ -4,6 +4,7 @@ import { describe, expect, it } from "vitest";
 import { atTemperature, isControl, named, unitOf } from "../src/home/bars";
 import { clipped, groupsOf, largest, settledAt, tellingLook } from "../src/lib/telling";
 import { textAfter, textsFor } from "../src/lib/texts";
+import { axesOf } from "../src/story/geometry";
 import * as words from "../src/story/words";
 
 describe("the bars", () => {
@@ -95,6 +96,26 @@ describe("what is told of a pass", () => {
   });
 });
 
+describe("the axes of a card", () => {
+  const [wide, narrow] = [axesOf(6, 640, 300, { before: 40 }), axesOf(6, 330, 300, { before: 40 })];
+
+  it("have tokens to the right and layers upwards, and on a phone tokens downwards and layers to the right", () => {
+    const way = ({ at }: typeof wide) => [at(1, 0), at(0, 10)].map(([x, y]) => [Math.sign(x - at(0, 0)[0]), Math.sign(y - at(0, 0)[1])]);
+    expect(way(wide)).toEqual([[1, 0], [0, -1]]);
+    expect(way(narrow)).toEqual([[0, 1], [1, 0]]);
+  });
+
+  it.each([wide, narrow])("keep names and drawing within the picture, and apart", ({ width, height, reach, box, frame }) => {
+    for (let i = 0; i < 6; i++) {
+      const [drawn, name] = [box(i, [0, reach], [-5, 5]), frame(i)];
+      for (const one of [drawn, name]) {
+        expect(Math.min(one.x, one.y, width - one.x - one.width, height - one.y - one.height)).toBeGreaterThanOrEqual(-1e-9);
+      }
+      expect(name.x + name.width <= drawn.x || name.y >= drawn.y + drawn.height).toBe(true);
+    }
+  });
+});
+
 describe("the words of the cards", () => {
   const LONG = " grandmothers";
   const every = (unit: words.Unit): string[] => [
@@ -103,8 +124,8 @@ describe("the words of the cards", () => {
     words.stream({ unit, layers: 32, lengths: [0.812, 649.6] }),
     words.looking({ unit, asking: LONG, layer: 31, head: 31 }),
     words.position({ distance: 12, score: -12.34, beside: 5.64 }),
-    words.scores({ asking: LONG, best: { text: " delicious", score: 5.571 } }),
-    words.scores({ asking: LONG, best: undefined }),
+    words.scores({ unit, asking: LONG, best: { text: " delicious", score: 5.571 } }),
+    words.scores({ unit, asking: LONG, best: undefined }),
     words.shares({ unit, asking: LONG, best: { text: " delicious", share: 0.752 } }),
     words.values({ unit, asking: LONG, layer: 31, heads: 32, share: { text: " delicious", share: 0.5 } }),
     words.mlp({ unit, token: LONG, layer: 31, neurons: 14_336, best: 14_000, active: 1_203 }),
@@ -123,8 +144,8 @@ describe("the words of the cards", () => {
   });
 
   it("leave out what has not come", () => {
-    expect(words.rows({ unit: "token", width: 8, token: "a", nearest: undefined })).toBe("Each number picks a *row* of a table: 8 numbers that training has found.");
-    expect(words.position({ distance: 1, score: 2, beside: undefined })).toContain("match by *2.00*.");
+    expect(words.rows({ unit: "token", width: 8, token: "a", nearest: undefined })).toBe("A token's number picks a *row* of a table: 8 numbers, learned in training.");
+    expect(words.position({ distance: 1, score: 2, beside: undefined })).toContain("score of *2.00*.");
     expect(words.layers({ layers: 2, final: "a", from: undefined })).toMatch(/for the guess\.$/);
   });
 

@@ -21,20 +21,22 @@ export interface CardEntry {
   readonly component: Component<{ told: Told }>;
   /** The stage of Follow that has the same place. */
   readonly stage: string;
+  /** The part of the model that begins with this card. */
+  readonly part?: string;
 }
 
 export const CARDS: readonly CardEntry[] = [
-  { id: "pieces", title: "Pieces", component: Pieces, stage: "tokens" },
+  { id: "pieces", title: "Pieces", component: Pieces, stage: "tokens", part: "text" },
   { id: "rows", title: "A row of a table", component: Rows, stage: "embedding" },
-  { id: "stream", title: "The stream", component: Stream, stage: "residual" },
-  { id: "looking", title: "Looking back", component: Looking, stage: "qkv" },
+  { id: "stream", title: "The stream", component: Stream, stage: "residual", part: "stream" },
+  { id: "looking", title: "Looking back", component: Looking, stage: "qkv", part: "attention" },
   { id: "position", title: "Where it stands", component: Position, stage: "rope" },
   { id: "scores", title: "Scores", component: Scores, stage: "attention" },
   { id: "shares", title: "Shares", component: Shares, stage: "attention" },
   { id: "values", title: "Values", component: Values, stage: "heads" },
-  { id: "mlp", title: "The MLP", component: Mlp, stage: "mlp" },
-  { id: "layers", title: "Layer after layer", component: Layers, stage: "lens" },
-  { id: "guess", title: "The guess", component: Guess, stage: "sampler" },
+  { id: "mlp", title: "The MLP", component: Mlp, stage: "mlp", part: "MLP" },
+  { id: "layers", title: "Layer after layer", component: Layers, stage: "lens", part: "layers" },
+  { id: "guess", title: "The guess", component: Guess, stage: "sampler", part: "guess" },
   { id: "again", title: "And again", component: Again, stage: "growth" },
 ];
 
