@@ -130,18 +130,18 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Check every field; SamplingError naming the parameter, its value and its range."""
-        for name, one in PARAMETERS.items():
+        for name, option in PARAMETERS.items():
             if name != "max_tokens" or self.max_tokens != 0 or self.prompt_logprobs is None:
                 value = getattr(self, name)
-                if not one.accepts(value):
-                    raise SamplingError(f"{name} is {show_value(value)}; expected {one.expected}")
+                if not option.accepts(value):
+                    raise SamplingError(f"{name} is {show_value(value)}; expected {option.expected}")
         if self.n > 1 and self.temperature == 0:
             raise SamplingError(
                 f"n is {self.n} at temperature 0; greedy answers are all equal: expected n 1 or a temperature above 0"
             )
         if self.min_tokens > self.max_tokens or (self.min_tokens and self.grammar is not None):
-            beside = f"max_tokens {self.max_tokens}" if self.grammar is None else "a grammar, which has its own end"
-            raise SamplingError(f"min_tokens is {self.min_tokens} beside {beside}; expected no more than may come")
+            reason = f"max_tokens {self.max_tokens}" if self.grammar is None else "a grammar, which has its own end"
+            raise SamplingError(f"min_tokens is {self.min_tokens} beside {reason}; expected no more than may come")
         if self.logits_processor is not None and not callable(self.logits_processor):
             raise SamplingError(
                 f"logits_processor is {show_value(self.logits_processor)}; expected a function of token ids and logits"
@@ -160,10 +160,10 @@ class SamplingParams:
     @shows_options(is_checked=False)
     def derived(self, **changes: Unpack[SamplingKeywords]) -> Self:
         """Return a copy with other values, which have been checked: nothing is checked again."""
-        made = object.__new__(type(self))
-        for one in fields(self):
-            object.__setattr__(made, one.name, changes.get(one.name, getattr(self, one.name)))
-        return made
+        copy = object.__new__(type(self))
+        for field in fields(self):
+            object.__setattr__(copy, field.name, changes.get(field.name, getattr(self, field.name)))
+        return copy
 
     @property
     def penalizes(self) -> bool:
@@ -194,23 +194,27 @@ class SamplingParams:
         Warns:
             UserWarning: As `from_generation_config` does.
         """
-        given = dict(options)
-        if "max_new_tokens" in given:
-            if "max_tokens" in given:
+        overrides = dict(options)
+        if "max_new_tokens" in overrides:
+            if "max_tokens" in overrides:
                 raise SamplingError("max_new_tokens and max_tokens are the same parameter; give one")
-            given["max_tokens"] = given.pop("max_new_tokens")
-        if unknown := [name for name in given if name not in _NAMES]:
+            overrides["max_tokens"] = overrides.pop("max_new_tokens")
+        if unknown := [name for name in overrides if name not in _NAMES]:
             raise SamplingError(unknown_names(unknown, [*_NAMES]))
-        if not given.keys().isdisjoint(GRAMMAR_OPTIONS):
-            given = {name: value for name, value in given.items() if name not in GRAMMAR_OPTIONS}
-            given["grammar"] = Grammar.from_options(options)
-        if isinstance(given.get("stop"), str):
-            given["stop"] = (given["stop"],)
-        params = cls.from_generation_config(generation_config, **given)
-        outside = [one for one in options.get("stop_token_ids") or () if vocab_size is not None and one >= vocab_size]
-        if outside:
+        if not overrides.keys().isdisjoint(GRAMMAR_OPTIONS):
+            overrides = {name: value for name, value in overrides.items() if name not in GRAMMAR_OPTIONS}
+            overrides["grammar"] = Grammar.from_options(options)
+        if isinstance(overrides.get("stop"), str):
+            overrides["stop"] = (overrides["stop"],)
+        params = cls.from_generation_config(generation_config, **overrides)
+        too_large = [
+            token_id
+            for token_id in options.get("stop_token_ids") or ()
+            if vocab_size is not None and token_id >= vocab_size
+        ]
+        if too_large:
             raise SamplingError(
-                f"stop_token_ids names token {outside[0]}; expected ids below the vocabulary's {vocab_size}"
+                f"stop_token_ids names token {too_large[0]}; expected ids below the vocabulary's {vocab_size}"
             )
         if params.seed is None:
             object.__setattr__(params, "seed", secrets.randbits(32))  # frozen, but not yet shared
@@ -243,7 +247,7 @@ class SamplingParams:
         Warns:
             UserWarning: Naming fields that would change the answer and are not supported, and overrides without effect.
         """
-        given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
+        own_values: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
         recommended: dict[str, Any] = {}
         if raw:
             _warn_of_unsupported(raw, source)
@@ -251,22 +255,22 @@ class SamplingParams:
                 recommended = _recommended(raw)
             except SamplingError as error:
                 raise SamplingError(f"{source}: {error}") from None
-        idle = [name for name in _IDLE_WHEN_GREEDY if name in given]
-        if idle and recommended.get("temperature") == 0 and "temperature" not in given:
+        idle = [name for name in _IDLE_WHEN_GREEDY if name in own_values]
+        if idle and recommended.get("temperature") == 0 and "temperature" not in own_values:
             warn_caller(f"{', '.join(idle)}: no effect, {source} says greedy; give a temperature")
-        if given.get("grammar") is not None:  # what ends a free text
+        if own_values.get("grammar") is not None:  # what ends a free text
             recommended.pop("stop", None)
         for name, checked in _CHECKED_LISTS.items():
-            if name in given or name in recommended:
-                both = (*recommended.get(name, ()), *checked(given.get(name, ())))
-                given[name] = tuple(dict.fromkeys(both))
-        return cls(**{**recommended, **given})
+            if name in own_values or name in recommended:
+                joined = (*recommended.get(name, ()), *checked(own_values.get(name, ())))
+                own_values[name] = tuple(dict.fromkeys(joined))
+        return cls(**{**recommended, **own_values})
 
 
-PARAMETERS = {name: one for name, one in declared(SamplingParams).items() if one.kind in (int, float)}
+PARAMETERS = {name: option for name, option in declared(SamplingParams).items() if option.kind in (int, float)}
 """The parameters that are numbers, by name."""
 
-_METADATA = {one.name: one.metadata for one in fields(SamplingParams)}
+_METADATA = {field.name: field.metadata for field in fields(SamplingParams)}
 _IDLE_WHEN_GREEDY = sorted(name for name, metadata in _METADATA.items() if metadata["is_idle_when_greedy"])
 _NAMES = dict.fromkeys((*_METADATA, "max_new_tokens", *GRAMMAR_OPTIONS))
 
@@ -274,7 +278,7 @@ _NAMES = dict.fromkeys((*_METADATA, "max_new_tokens", *GRAMMAR_OPTIONS))
 @functools.cache
 def parameters_of(taker: Taker) -> tuple[Option, ...]:
     """Return the parameters that an interface accepts."""
-    return tuple(one for name, one in PARAMETERS.items() if taker in _METADATA[name]["takers"])
+    return tuple(option for name, option in PARAMETERS.items() if taker in _METADATA[name]["takers"])
 
 
 def _checked_bias(value: object) -> dict[int, float]:
@@ -324,20 +328,20 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 
 def _recommended(raw: Mapping[str, Any]) -> dict[str, Any]:
-    found = {one.name: raw[one.name] for one in parameters_of("file") if raw.get(one.name) is not None}
+    values = {option.name: raw[option.name] for option in parameters_of("file") if raw.get(option.name) is not None}
     if raw.get("do_sample") is not None and not isinstance(raw["do_sample"], bool):
         raise SamplingError(f"do_sample is {show_value(raw['do_sample'])}; expected true or false")
     if raw.get("do_sample") is False:
-        found["temperature"] = 0.0
+        values["temperature"] = 0.0
     if raw.get("max_new_tokens") is not None:
-        found["max_tokens"] = raw["max_new_tokens"]
-    for name, value in found.items():
+        values["max_tokens"] = raw["max_new_tokens"]
+    for name, value in values.items():
         PARAMETERS[name].check(value, SamplingError)
     for name, ours in (("eos_token_id", "stop_token_ids"), ("stop_strings", "stop")):
         value = raw.get(name)
         if value is not None:
-            found[ours] = _CHECKED_LISTS[ours](value if isinstance(value, list) else [value])
-    return found
+            values[ours] = _CHECKED_LISTS[ours](value if isinstance(value, list) else [value])
+    return values
 
 
 def _warn_of_unsupported(raw: Mapping[str, Any], source: str) -> None:

@@ -163,8 +163,8 @@ def check_against_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:
             raise SamplingError(f"{name} is {count}; expected at most {vocab_size}, the size of the vocabulary")
-    outside = [token_id for token_id in params.logit_bias if token_id >= vocab_size]
-    if outside:
+    too_large = [token_id for token_id in params.logit_bias if token_id >= vocab_size]
+    if too_large:
         raise SamplingError(
-            f"logit_bias has token id {outside[0]}; expected less than {vocab_size}, the size of the vocabulary"
+            f"logit_bias has token id {too_large[0]}; expected less than {vocab_size}, the size of the vocabulary"
         )

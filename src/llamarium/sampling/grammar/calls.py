@@ -27,7 +27,7 @@ MAX_RULES = 5000
 
 
 _FIELD = "tools[{}].function.parameters"
-_NOT_PYTHONIC = "is not held in calls as Python writes them; llama3_json holds it"
+_NOT_PYTHONIC = "is not enforced in calls in Python's syntax; llama3_json enforces it"
 _ANY: Mapping[str, Any] = {"type": "object"}
 
 
@@ -66,7 +66,7 @@ def grammar_of_answer(
 
     def note(i: int, place: str, keyword: str) -> None:
         if request.tools[i].strict:
-            raise ToolError("parameters", f"cannot be held: at {place}: {keyword} {_NOT_PYTHONIC}")
+            raise ToolError("parameters", f"cannot be enforced: at {place}: {keyword} {_NOT_PYTHONIC}")
         unenforced.append(UnenforcedKeyword(place, keyword, _NOT_PYTHONIC, _FIELD.format(i)))
 
     text = request.grammar(form, None if answer is None else _rule_beside(json.loads(answer.text), form), note)
@@ -86,12 +86,12 @@ def _rule_beside(schema: Any, form: ToolForm | None) -> str:
     """Return the rule of a lowered schema whose JSON cannot begin like a call."""
     from llamarium.sampling.grammar.json_schema import rule  # imported only for requests with tools
 
-    named = schema
+    target = schema
     if isinstance(schema, dict) and "$ref" in schema and "allOf" not in schema:
         for key in cast("str", schema["$ref"]).split("/")[1:]:
-            named = named[int(key)] if isinstance(named, list) else named[key]
-    is_object = isinstance(named, dict) and named.get("additionalProperties") is False
-    is_no_call = is_object and "parameters" not in named.get("properties", {}) and "patternProperties" not in named
+            target = target[int(key)] if isinstance(target, list) else target[key]
+    is_object = isinstance(target, dict) and target.get("additionalProperties") is False
+    is_no_call = is_object and "parameters" not in target.get("properties", {}) and "patternProperties" not in target
     return rule(schema, None if form != "llama3_json" else (", ", ": ") if is_no_call else (",", ":"))
 
 
@@ -118,7 +118,7 @@ def compile_answer(
             compiler.compile(answer)
         freed = dict(_that_do_not_compile(compiler, request))
         if not freed:
-            raise ToolError("tools", f"cannot be held: {error}") from None
+            raise ToolError("tools", f"cannot be enforced: {error}") from None
     tools = [replace(tool, parameters=_ANY) if i in freed else tool for i, tool in enumerate(request.tools)]
     grammar = grammar_of_answer(replace(request, tools=tuple(tools)), form, answer, open_objects=open_objects)
     assert grammar is not None
@@ -148,7 +148,7 @@ def _lowered(tool: ToolDefinition, i: int, open_objects: bool) -> tuple[ToolDefi
         )
         schema = json.loads(grammar.text)
         if not isinstance(schema, dict) or tool.parameters.get("type", "object") not in ("object", ["object"]):
-            raise GrammarError("no object follows it, and arguments are one")
+            raise GrammarError("no object satisfies it, and arguments are an object")
     except GrammarError as error:
         if tool.strict:
             raise _refusal(i, error) from None
@@ -158,8 +158,8 @@ def _lowered(tool: ToolDefinition, i: int, open_objects: bool) -> tuple[ToolDefi
 
 def _whole(i: int, error: GrammarError) -> UnenforcedKeyword:
     """Return the entry for a tool whose schema is not enforced at all."""
-    return UnenforcedKeyword("#", "", f"cannot be held: {error}", _FIELD.format(i))
+    return UnenforcedKeyword("#", "", f"cannot be enforced: {error}", _FIELD.format(i))
 
 
 def _refusal(i: int, error: GrammarError) -> ToolError:
-    return ToolError(_FIELD.format(i), f"cannot be held: {error}")
+    return ToolError(_FIELD.format(i), f"cannot be enforced: {error}")

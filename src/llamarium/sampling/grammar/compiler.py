@@ -110,8 +110,8 @@ class GrammarCompiler:
             case "choice":
                 return f"start: /{'|'.join(map(literal, json.loads(grammar.text)))}/"
             case "regex":
-                made = json.loads(self._package.LLMatcher.grammar_from_regex(grammar.text))
-                return made["grammars"][0]["lark_grammar"]
+                compiled = json.loads(self._package.LLMatcher.grammar_from_regex(grammar.text))
+                return compiled["grammars"][0]["lark_grammar"]
             case "lark" | "calls":
                 return grammar.text
             case "gbnf":
@@ -227,14 +227,14 @@ class _Vocabulary:
 def _text_of_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
     """Return the bytes of each id, empty for hidden tokens and unused ids, followed by the mark of the end."""
     control = tokenizer.special.hidden
-    known = min(vocab_size, tokenizer.vocab_size)
-    texts = [b"" if i in control else _bytes_of(tokenizer, i) for i in range(known)]
-    return [*texts, *[b""] * (vocab_size - known), _END_MARK]
+    num_texts = min(vocab_size, tokenizer.vocab_size)
+    texts = [b"" if i in control else _bytes_of(tokenizer, i) for i in range(num_texts)]
+    return [*texts, *[b""] * (vocab_size - num_texts), _END_MARK]
 
 
 def _bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes:
-    found = tokenizer.backend.token_bytes(token_id) or b""
-    return b"" if found.startswith(_END_MARK[:1]) else found  # the byte marks special tokens
+    text = tokenizer.backend.token_bytes(token_id) or b""
+    return b"" if text.startswith(_END_MARK[:1]) else text  # the byte marks special tokens
 
 
 def _bits(ids: Collection[int], vocab_size: int) -> NDArray[np.uint32]:
@@ -264,11 +264,11 @@ def _is_limit(message: str) -> bool:
 
 def _refusal(message: str) -> GrammarError:
     kind = GrammarLimitError if _is_limit(message) else GrammarError
-    if found := _BAD_REGEX.search(message):
-        blanks = len(found["blanks"])
-        part, reason = found["regex"][blanks : blanks + len(found["carets"])], found["reason"]
-        where = f"at {part or 'its end'} (character {blanks + 1}) of {found['regex']}"
+    if match := _BAD_REGEX.search(message):
+        blanks = len(match["blanks"])
+        part, reason = match["regex"][blanks : blanks + len(match["carets"])], match["reason"]
+        where = f"at {part or 'its end'} (character {blanks + 1}) of {match['regex']}"
         return kind(f"the grammar cannot be compiled: a regular expression: {escape(reason)}, {escape(where)}")
     first, _, _ = message.partition("\n")  # the other lines show generated rules
-    _, _, said = first.rpartition("failed to compile JSON schema: ")
-    return kind(f"the grammar cannot be compiled: {escape(said)}")
+    _, _, reason = first.rpartition("failed to compile JSON schema: ")
+    return kind(f"the grammar cannot be compiled: {escape(reason)}")

@@ -85,13 +85,13 @@ class Grammar:
         text = _checked("the JSON schema", schema if isinstance(schema, str) else _as_json(schema))
         parsed = json_schema.parsed(text)
         lowered = json_schema.lowered(parsed, open_objects=open_objects, strict=strict, tolerant=tolerant)
-        held = json.dumps(lowered.schema, ensure_ascii=False)
-        if len(held) > MAX_LOWERED:
+        lowered_text = json.dumps(lowered.schema, ensure_ascii=False)
+        if len(lowered_text) > MAX_LOWERED:
             raise GrammarLimitError(
-                f"the JSON schema has {len(held):,} characters when it is written out; expected at most "
+                f"the JSON schema has {len(lowered_text):,} characters when it is written out; expected at most "
                 f"{MAX_LOWERED:,}; make it smaller"
             )
-        return cls("json_schema", held, unenforced=lowered.unenforced)
+        return cls("json_schema", lowered_text, unenforced=lowered.unenforced)
 
     @classmethod
     def json_object(cls) -> Self:
@@ -162,12 +162,12 @@ class Grammar:
             SamplingError: If more than one is given, or a value has the wrong type.
             GrammarError: As the constructors.
         """
-        given = [name for name in OPTIONS if options.get(name) is not None]
-        if len(given) > 1:
-            raise SamplingError(f"{' and '.join(given)}: an answer has one form; give one of them")
-        if not given or options.get("json_object") is False:
+        names = [name for name in OPTIONS if options.get(name) is not None]
+        if len(names) > 1:
+            raise SamplingError(f"{' and '.join(names)}: an answer has one form; give one of them")
+        if not names or options.get("json_object") is False:
             return None
-        (name,) = given
+        (name,) = names
         value = options[name]
         if name == "grammar":
             return checked_grammar(value)
@@ -184,9 +184,12 @@ def warn_unenforced(grammar: Grammar | None) -> None:
     """Issue a UserWarning about keywords that a grammar does not enforce, listing up to ten."""
     if grammar is None or not grammar.unenforced:
         return
-    named = "; ".join(f"{keyword} {keyword.reason}" for keyword in grammar.unenforced[:10])
-    more = len(grammar.unenforced) - 10
-    warn_caller(f"not held of the JSON schema: {escape(named, 2000)}" + (f"; and {more} more" if more > 0 else ""))
+    first_ten = "; ".join(f"{keyword} {keyword.reason}" for keyword in grammar.unenforced[:10])
+    num_others = len(grammar.unenforced) - 10
+    warn_caller(
+        f"not enforced of the JSON schema: {escape(first_ten, 2000)}"
+        + (f"; and {num_others} more" if num_others > 0 else "")
+    )
 
 
 def checked_grammar(value: object) -> Grammar | None:
@@ -198,15 +201,15 @@ def checked_grammar(value: object) -> Grammar | None:
     )
 
 
-def _checked(what: str, text: object) -> str:
+def _checked(subject: str, text: object) -> str:
     if not isinstance(text, str) or not text:
-        raise GrammarError(f"{what} is {show_value(text)}; expected a text that is not empty")
+        raise GrammarError(f"{subject} is {show_value(text)}; expected a text that is not empty")
     try:
         size = len(text.encode("utf-8")) if len(text) <= MAX_BYTES else len(text)
     except UnicodeEncodeError:
-        raise GrammarError(f"{what} is no valid Unicode: it holds a lone surrogate") from None
+        raise GrammarError(f"{subject} is no valid Unicode: it holds a lone surrogate") from None
     if size > MAX_BYTES:
-        raise GrammarLimitError(f"{what} has {size:,} bytes; expected at most {MAX_BYTES:,}")
+        raise GrammarLimitError(f"{subject} has {size:,} bytes; expected at most {MAX_BYTES:,}")
     return text
 
 

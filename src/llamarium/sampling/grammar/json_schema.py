@@ -56,10 +56,10 @@ def rule(schema: Any, separators: tuple[str, str] | None = None) -> str:
 
     With `separators` (item and key), those are the only blanks; otherwise blanks are flexible.
     """
-    given = schema if isinstance(schema, dict) else {"allOf": [schema]}
+    keywords = schema if isinstance(schema, dict) else {"allOf": [schema]}
     names = ("item_separator", "key_separator")
     blanks = {"whitespace_flexible": False, **dict(zip(names, separators, strict=True))} if separators else _BLANKS
-    return f"%json {json.dumps({**given, 'x-guidance': blanks})}"
+    return f"%json {json.dumps({**keywords, 'x-guidance': blanks})}"
 
 
 def lowered(schema: Any, *, open_objects: bool = False, strict: bool = False, tolerant: bool = False) -> Lowered:

@@ -30,14 +30,14 @@ def check_lark(text: str) -> None:
     bare = _QUOTED.sub(" ", text)
     for directive in _DIRECTIVE.findall(bare):
         if directive not in _KNOWN_DIRECTIVES:
-            known = ", ".join(f"%{name}" for name in _KNOWN_DIRECTIVES)
+            directives = ", ".join(f"%{name}" for name in _KNOWN_DIRECTIVES)
             hint = "; a schema is Grammar.json_schema" if directive == "json" else ""
-            raise GrammarError(f"the Lark grammar has %{show_value(directive)[1:-1]}; there are: {known}{hint}")
+            raise GrammarError(f"the Lark grammar has %{show_value(directive)[1:-1]}; there are: {directives}{hint}")
     if option := _OPTION.search(bare):
         raise GrammarError(f"the Lark grammar has {option[1]}=; give that with the request, not in the grammar")
-    for sign, what in _NOT_TEXT.items():
+    for sign, feature in _NOT_TEXT.items():
         if sign in bare:
-            raise GrammarError(f"the Lark grammar has {what}")
+            raise GrammarError(f"the Lark grammar has {feature}")
     check_num_rules(len(_RULE.findall(bare)))
 
 

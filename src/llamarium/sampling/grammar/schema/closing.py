@@ -19,19 +19,19 @@ _PROPERTY_KEYWORDS = ("properties", "patternProperties", "additionalProperties",
 
 
 def close_objects(root: Any, definitions: Mapping[str, Any]) -> None:
-    """Close the objects of a schema in held keywords, in place."""
+    """Close the objects of a lowered schema, in place."""
     targets = {"#": root, **{f"#/$defs/{name}": schema for name, schema in definitions.items()}}
-    every = [schema for top in targets.values() for schema in _within(top)]
-    parts = {id(schema): list(_parts(schema, targets)) for schema in every}
+    schemas = [schema for top in targets.values() for schema in _within(top)]
+    parts = {id(schema): list(_parts(schema, targets)) for schema in schemas}
     joined = set[int]()
-    waiting = [schema for schema in every if _num_joined(schema) > 1]
+    waiting = [schema for schema in schemas if _num_joined(schema) > 1]
     roots = list(waiting)
     while waiting:
         for part in parts.get(id(waiting.pop()), ()):
             if id(part) not in joined:
                 joined.add(id(part))
                 waiting.append(part)
-    for schema in every:
+    for schema in schemas:
         if id(schema) not in joined and _num_joined(schema) <= 1:
             _close(schema)
     budget = _MAX_WRITTEN
@@ -57,8 +57,8 @@ def _parts(schema: Mapping[str, Any], targets: Mapping[str, Any]) -> Iterator[di
 
 def _num_joined(schema: Mapping[str, Any]) -> int:
     """Return how many schemas a value follows at once: the object's own, those of `allOf`, and a branch of others."""
-    own = any(key in schema for key in _PROPERTY_KEYWORDS)
-    return own + len(schema.get("allOf", ())) + sum(key in schema for key in ("anyOf", "$ref"))
+    has_properties = any(key in schema for key in _PROPERTY_KEYWORDS)
+    return has_properties + len(schema.get("allOf", ())) + sum(key in schema for key in ("anyOf", "$ref"))
 
 
 def _close(schema: dict[str, Any]) -> None:
@@ -70,25 +70,25 @@ def _close(schema: dict[str, Any]) -> None:
 
 
 def _close_together(schema: dict[str, Any], parts: Mapping[int, list[dict[str, Any]]]) -> int:
-    """Forbid the properties that no part of a joined schema lists, unless a part says something of them.
+    """Forbid the properties that no part of a joined schema lists, unless a part has a keyword about other properties.
 
     Returns how many characters of names that took, with some for each part.
     """
     names: dict[str, bool] = {}
-    required, seen, waiting = set[str](), set[int](), [schema]
+    required, visited, waiting = set[str](), set[int](), [schema]
     while waiting:
         part = waiting.pop()
-        if id(part) in seen:
+        if id(part) in visited:
             continue
-        seen.add(id(part))
+        visited.add(id(part))
         if part.keys() & {"patternProperties", "additionalProperties", "minProperties", "enum", "const"}:
-            return len(seen) * _SIGNS
+            return len(visited) * _SIGNS
         names |= dict.fromkeys(part.get("properties", {}), True)
         required |= set(part.get("required", ()))
         waiting += reversed(parts.get(id(part), ()))
     num_optional = len(names.keys() - required)
     if names and required <= names.keys() and num_optional <= MAX_OPTIONAL:
-        own = cast("dict[str, Any]", schema.get("properties", {}))
-        schema["properties"] = {**own, **{name: True for name in names if name not in own}}
+        properties = cast("dict[str, Any]", schema.get("properties", {}))
+        schema["properties"] = {**properties, **{name: True for name in names if name not in properties}}
         schema["additionalProperties"] = False
-    return sum(map(len, names)) + (len(names) + len(seen)) * _SIGNS
+    return sum(map(len, names)) + (len(names) + len(visited)) * _SIGNS

@@ -10,9 +10,9 @@ from typing import Any, cast
 from llamarium.sampling.grammar.schema.values import LOWER, TYPES, UPPER
 
 
-def current(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+def current(original: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """Return a schema's keywords as 2020-12 has them, and whether null is accepted beside them."""
-    schema = dict(given)
+    schema = dict(original)
     for limit, exclusive in (LOWER, UPPER):
         if isinstance(schema.get(exclusive), bool) and schema.pop(exclusive) and limit in schema:
             schema[exclusive] = schema.pop(limit)
@@ -32,27 +32,29 @@ def _add_dependencies(schema: dict[str, Any], dependencies: Mapping[str, Any]) -
     """Add what `dependencies` says to the two keywords that came after it, which may stand beside it."""
     for name, value in dependencies.items():
         key = "dependentRequired" if isinstance(value, list) else "dependentSchemas"
-        named = schema.get(key, {})
-        if not isinstance(named, dict):  # a fault, which is named where the keyword is read
+        existing = schema.get(key, {})
+        if not isinstance(existing, dict):  # a fault, which is named where the keyword is read
             continue
-        before = cast("dict[str, Any]", named)
-        if name not in before:
-            both = value
+        entries = cast("dict[str, Any]", existing)
+        if name not in entries:
+            combined = value
         elif not isinstance(value, list):
-            both = {"allOf": [before[name], value]}
-        elif isinstance(before[name], list):
-            both = [*before[name], *value]
+            combined = {"allOf": [entries[name], value]}
+        elif isinstance(entries[name], list):
+            combined = [*entries[name], *value]
         else:
             continue
-        schema[key] = {**before, name: both}
+        schema[key] = {**entries, name: combined}
 
 
 def _required_properties(schema: Mapping[str, Any]) -> list[str]:
     """Return the properties that say themselves that they are required."""
     properties = schema.get("properties")
-    named = cast("dict[str, Any]", properties).items() if isinstance(properties, dict) else ()
+    schemas = cast("dict[str, Any]", properties).items() if isinstance(properties, dict) else ()
     return [
-        name for name, one in named if isinstance(one, dict) and cast("dict[str, Any]", one).get("required") is True
+        name
+        for name, inner in schemas
+        if isinstance(inner, dict) and cast("dict[str, Any]", inner).get("required") is True
     ]
 
 

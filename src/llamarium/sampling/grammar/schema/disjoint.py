@@ -24,9 +24,9 @@ def spelled(value: Any) -> str:
 
 def _normal(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _normal(one) for name, one in cast("dict[str, Any]", value).items()}
+        return {name: _normal(inner) for name, inner in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [_normal(one) for one in cast("list[Any]", value)]
+        return [_normal(inner) for inner in cast("list[Any]", value)]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -34,8 +34,8 @@ def listed_values(schema: Any) -> list[Any] | None:
     """Return the values that a schema lists, or None."""
     if not isinstance(schema, dict):
         return None
-    given = cast("dict[str, Any]", schema)
-    listed = [given["const"]] if "const" in given else given.get("enum")
+    keywords = cast("dict[str, Any]", schema)
+    listed = [keywords["const"]] if "const" in keywords else keywords.get("enum")
     return cast("list[Any]", listed) if isinstance(listed, list) else None
 
 
@@ -45,24 +45,24 @@ def kinds_of(reader: Reader, schema: Any, path: Path, depth: int = 0) -> frozens
     num_values = len(listed_values(schema) or ())
     if not isinstance(schema, dict) or depth > _MAX_DEPTH or not reader.may_compare(num_values):
         return _KINDS if schema is not False else frozenset()
-    given = cast("dict[str, Any]", schema)
-    names = given.get("type", list(_KINDS))
+    keywords = cast("dict[str, Any]", schema)
+    names = keywords.get("type", list(_KINDS))
     kinds = {kind for name in (names if isinstance(names, list) else [names]) for kind in _kinds_of_type(name)}
-    if given.get("nullable") is True:
+    if keywords.get("nullable") is True:
         kinds.add("null")
-    if (listed := listed_values(given)) is not None:
+    if (listed := listed_values(keywords)) is not None:
         kinds &= {kind for value in listed for kind in _kinds_of_value(value)}
-    for i, part in enumerate(_parts(given, "allOf")):
+    for i, part in enumerate(_parts(keywords, "allOf")):
         kinds &= kinds_of(reader, part, (*path, "allOf", str(i)), depth + 1)
     for key in ("anyOf", "oneOf"):
-        if parts := _parts(given, key):
+        if parts := _parts(keywords, key):
             each = [kinds_of(reader, part, (*path, key, str(i)), depth + 1) for i, part in enumerate(parts)]
             kinds &= frozenset[str]().union(*each)
     return frozenset(kinds)
 
 
 def are_disjoint(reader: Reader, a: Any, at_a: Path, b: Any, at_b: Path, depth: int = 0) -> bool:
-    """Tell whether no value follows both schemas, as far as it is plain to see."""
+    """Return whether no value satisfies both schemas; False if that is not obvious."""
     if not reader.may_compare():
         return False
     a, at_a = reader.resolved(a, at_a)
@@ -71,23 +71,23 @@ def are_disjoint(reader: Reader, a: Any, at_a: Path, b: Any, at_b: Path, depth: 
         return True
     if not isinstance(a, dict) or not isinstance(b, dict) or depth > _MAX_DEPTH:
         return False
-    one, other = cast("dict[str, Any]", a), cast("dict[str, Any]", b)
-    values, others = listed_values(one), listed_values(other)
-    if not reader.may_compare(_NAMES_PER_VALUE * (len(values or ()) + len(others or ()))):
+    schema_a, schema_b = cast("dict[str, Any]", a), cast("dict[str, Any]", b)
+    values_a, values_b = listed_values(schema_a), listed_values(schema_b)
+    if not reader.may_compare(_NAMES_PER_VALUE * (len(values_a or ()) + len(values_b or ()))):
         return False
-    if values is not None and others is not None and not set(map(spelled, values)) & set(map(spelled, others)):
+    if values_a is not None and values_b is not None and not set(map(spelled, values_a)) & set(map(spelled, values_b)):
         return True
-    common = kinds_of(reader, one, at_a) & kinds_of(reader, other, at_b)
+    common = kinds_of(reader, schema_a, at_a) & kinds_of(reader, schema_b, at_b)
     if not common:
         return True
-    for x, at_x, y, at_y in ((one, at_a, other, at_b), (other, at_b, one, at_a)):
+    for x, at_x, y, at_y in ((schema_a, at_a, schema_b, at_b), (schema_b, at_b, schema_a, at_a)):
         for key, quantifier in (("allOf", any), ("anyOf", all), ("oneOf", all)):
             parts = enumerate(_parts(x, key))
             if _parts(x, key) and quantifier(
                 are_disjoint(reader, part, (*at_x, key, str(i)), y, at_y, depth + 1) for i, part in parts
             ):
                 return True
-    return common == ONLY_OBJECTS and _differ_in_a_property(reader, one, at_a, other, at_b, depth)
+    return common == ONLY_OBJECTS and _differ_in_a_property(reader, schema_a, at_a, schema_b, at_b, depth)
 
 
 def _differ_in_a_property(

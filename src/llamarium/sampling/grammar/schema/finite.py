@@ -12,7 +12,7 @@ _ROOT = "#"
 
 
 def endless(root: Any, definitions: Mapping[str, Any]) -> set[str]:
-    """Return the references to schemas, in held keywords, that no finite value fits.
+    """Return the references to lowered schemas that no finite value satisfies.
 
     A definition is finite once those that it needs are; the rest are circles.
     """
@@ -34,15 +34,15 @@ def endless(root: Any, definitions: Mapping[str, Any]) -> set[str]:
 def references(schema: Any) -> Iterator[str]:
     """Yield the references of a schema."""
     if isinstance(schema, dict):
-        given = cast("dict[str, Any]", schema)
-        if "$ref" in given:
-            yield given["$ref"]
-        for inner in subschemas(given):
+        keywords = cast("dict[str, Any]", schema)
+        if "$ref" in keywords:
+            yield keywords["$ref"]
+        for inner in subschemas(keywords):
             yield from references(inner)
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the schemas directly in one of held keywords."""
+    """Yield the direct subschemas of a lowered schema."""
     for key in ("allOf", "anyOf", "prefixItems"):
         yield from schema.get(key, ())
     for key in ("items", "additionalProperties"):
@@ -55,24 +55,24 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
 def _ends(schema: Any, ending: set[str]) -> bool:
     if not isinstance(schema, dict):
         return bool(schema)
-    given = cast("dict[str, Any]", schema)
-    if given.get("$ref", _ROOT) not in ending and "$ref" in given:
+    keywords = cast("dict[str, Any]", schema)
+    if keywords.get("$ref", _ROOT) not in ending and "$ref" in keywords:
         return False
-    if not all(_ends(inner, ending) for inner in given.get("allOf", ())):
+    if not all(_ends(inner, ending) for inner in keywords.get("allOf", ())):
         return False
-    if "anyOf" in given and not any(_ends(inner, ending) for inner in given["anyOf"]):
+    if "anyOf" in keywords and not any(_ends(inner, ending) for inner in keywords["anyOf"]):
         return False
-    if "const" in given or "enum" in given:
+    if "const" in keywords or "enum" in keywords:
         return True
-    return any(_type_ends(name, given, ending) for name in given.get("type", ["null"]))
+    return any(_type_ends(name, keywords, ending) for name in keywords.get("type", ["null"]))
 
 
 def _type_ends(name: str, schema: Mapping[str, Any], ending: set[str]) -> bool:
     if name == "array":
-        fixed, least = schema.get("prefixItems", []), schema.get("minItems", 0)
-        needed = fixed[:least] + ([schema["items"]] if least > len(fixed) and "items" in schema else [])
-        return all(_ends(inner, ending) for inner in needed)
+        fixed, minimum = schema.get("prefixItems", []), schema.get("minItems", 0)
+        items = fixed[:minimum] + ([schema["items"]] if minimum > len(fixed) and "items" in schema else [])
+        return all(_ends(inner, ending) for inner in items)
     if name == "object":
-        named = schema.get("properties", {})
-        return all(_ends(named[key], ending) for key in schema.get("required", ()) if key in named)
+        properties = schema.get("properties", {})
+        return all(_ends(properties[key], ending) for key in schema.get("required", ()) if key in properties)
     return True

@@ -1,4 +1,4 @@
-"""Formats of strings that a grammar holds, as expressions of the whole string.
+"""Formats of strings that a grammar enforces, as regular expressions of the whole string.
 
 Each accepts nothing that its standard does not: leap years are counted, a second 60 is not written. Each comes to an
 end: where a standard has no longest text, a bound is set that texts in use keep.
@@ -73,21 +73,21 @@ RANGES = {
 """Formats of whole numbers, with the least and the greatest; those of 64 bits say no more than `type` does."""
 
 
-def with_format(kept: dict[str, Any]) -> dict[str, Any]:
-    """Return held keywords with a format replaced by its expression; a format that is none of these says nothing."""
-    name = kept.get("format")
+def with_format(lowered: dict[str, Any]) -> dict[str, Any]:
+    """Return a lowered schema with its format replaced by a regular expression; unknown formats are ignored."""
+    name = lowered.get("format")
     if name is None:
-        return kept
-    others = {key: value for key, value in kept.items() if key != "format"}
+        return lowered
+    others = {key: value for key, value in lowered.items() if key != "format"}
     if name in RANGES and {"integer", "number"} & set(others.get("type", ())):
         low, high = RANGES[name]
         nearer = max(low, others.get("minimum", low)), min(high, others.get("maximum", high))
         return {**others, "minimum": nearer[0], "maximum": nearer[1]}
     if name not in FORMATS:
         return others
-    said: dict[str, Any] = {"pattern": f"^(?:{FORMATS[name]})$"}
+    restriction: dict[str, Any] = {"pattern": f"^(?:{FORMATS[name]})$"}
     if name in FORMAT_LENGTHS:
-        said["maxLength"] = FORMAT_LENGTHS[name]
-    if not said.keys() & others.keys():
-        return others | said
-    return {**others, "allOf": [*others.get("allOf", []), said]}
+        restriction["maxLength"] = FORMAT_LENGTHS[name]
+    if not restriction.keys() & others.keys():
+        return others | restriction
+    return {**others, "allOf": [*others.get("allOf", []), restriction]}

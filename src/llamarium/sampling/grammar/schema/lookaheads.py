@@ -39,11 +39,11 @@ def _complement(inner: str) -> str:
             return f"^{_other(first)}*$"
         if first == second:
             return f"^(?:{_other(first)}|{first}{_other(first)})*{first}?$"
-    whole = inner.removesuffix("$")
-    if _ATOMS.fullmatch(whole):
-        atoms = re.findall(_ATOM, whole)
+    expression = inner.removesuffix("$")
+    if _ATOMS.fullmatch(expression):
+        atoms = re.findall(_ATOM, expression)
         shorter = ["".join(atoms[:i]) + f"(?:{_other(atom)}[\\s\\S]*)?" for i, atom in enumerate(atoms)]
-        longer = [f"{whole}[\\s\\S]+"] if whole != inner else []
+        longer = [f"{expression}[\\s\\S]+"] if expression != inner else []
         return f"^(?:{'|'.join([*shorter, *longer])})$"
     raise PatternError(f"has the lookahead (?!{inner}), whose complement is not known")
 

@@ -73,8 +73,8 @@ def _escape(pattern: str, place: int) -> tuple[str, int]:
         return _ESCAPES[letter], 2
     if code := _CODE.match(pattern, place):
         return f"\\u{int(code[1] or code[2], 16):04x}", 1 + len(code[0])
-    if named := _PROPERTY.match(pattern, place):
-        return "\\" + named[0], 1 + len(named[0])
+    if unicode_class := _PROPERTY.match(pattern, place):
+        return "\\" + unicode_class[0], 1 + len(unicode_class[0])
     if letter and letter in _PUNCTUATION:
         return "\\" + letter if letter in r"^$\.*+?()[]{}|-&~#" else letter, 2
     raise PatternError(f"has the escape \\{letter} at character {place - 1}, which is not supported")

@@ -8,8 +8,8 @@ from llamarium.sampling.grammar.schema.unenforced import Path
 class Reader(Protocol):
     """Reads the schemas of one document."""
 
-    def schema(self, given: Any, path: Path) -> Any:
-        """Return a schema in held keywords."""
+    def schema(self, schema: Any, path: Path) -> Any:
+        """Return a schema lowered to keywords that grammars enforce."""
         ...
 
     def resolved(self, schema: Any, path: Path) -> tuple[Any, Path]:
@@ -24,10 +24,10 @@ class Reader(Protocol):
         """Count characters that the result has and the document does not; GrammarLimitError if they are too many."""
         ...
 
-    def shared(self, kept: Any) -> Any:
-        """Return a schema in held keywords that may be repeated: a long one becomes a reference to a definition."""
+    def shared(self, lowered: Any) -> Any:
+        """Return a lowered schema for repeated use: a long one becomes a reference to a definition."""
         ...
 
     def note(self, path: Path, keyword: str, reason: str) -> None:
-        """Note that a keyword of the schema at a path is not held; GrammarError if it has to be."""
+        """Note that a keyword of the schema at a path is not enforced; GrammarError if it has to be."""
         ...

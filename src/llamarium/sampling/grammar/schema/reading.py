@@ -1,8 +1,8 @@
-"""Reads a JSON schema into keywords that a grammar holds: the one walk over schemas.
+"""Lowers a JSON schema to keywords that a grammar enforces, in one walk.
 
-A keyword that restricts nothing is passed over. One that restricts is held, or put into words that are held and accept
-no more, or noted as unenforced. Only schemas that the root leads to are read: definitions that nothing refers to are
-not. Each `$ref` becomes one to a definition of the result, so that it may lead anywhere in the document.
+Keywords without restrictions are skipped. One with a restriction is kept, replaced by keywords that accept no more
+values, or noted as unenforced. Only schemas reachable from the root are read. Each `$ref` refers
+to a definition of the result, so it can point anywhere in the document.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from llamarium.sampling.grammar.schema.lookaheads import split
 from llamarium.sampling.grammar.schema.patterns import PatternError, translated
 from llamarium.sampling.grammar.schema.references import References
 from llamarium.sampling.grammar.schema.unenforced import Path, UnenforcedKeyword, pointer, refused
-from llamarium.sampling.grammar.schema.values import NotHeld, ValueFault, checked
+from llamarium.sampling.grammar.schema.values import NotEnforceable, ValueFault, checked
 
 MAX_SCHEMAS = 5000
 """Schemas within a schema; llguidance recurses over them, within the stack of `workers.py`."""
@@ -25,7 +25,7 @@ MAX_COMPARISONS = 20_000
 """Steps of proofs that branches of `oneOf` do not overlap: a tenth of a second."""
 
 MAX_LOWERED = 512 * 1024
-"""Characters of a schema in held keywords, and of what the result repeats or writes out."""
+"""Characters of a lowered schema, and of what the result repeats or writes out."""
 _NAMES_PER_STEP = 16
 _LONGEST_REPEATED = 64
 """Characters of a schema that is repeated rather than referred to."""
@@ -45,7 +45,7 @@ class Reading:
     Attributes:
         definitions: What `$ref`s of the result lead to, by name.
         places: Where each of the result's references first stands.
-        unenforced: The keywords that are not held.
+        unenforced: The keywords that are not enforced.
     """
 
     def __init__(self, document: Any, *, strict: bool = False, tolerant: bool = False) -> None:
@@ -63,7 +63,7 @@ class Reading:
         self._shared: dict[str, str] = {}
 
     def read(self) -> Any:
-        """Return the root in held keywords, and read what it refers to."""
+        """Return the lowered root, and read the schemas that it refers to."""
         root = self.schema(self.references.at(()), ())
         while self._waiting:
             name, path = self._waiting.pop()
@@ -71,7 +71,7 @@ class Reading:
         return root
 
     def note(self, path: Path, keyword: str, reason: str) -> None:
-        """Note that a keyword of the schema at a path is not held; GrammarError if it has to be."""
+        """Note that a keyword of the schema at a path is not enforced; GrammarError if it has to be."""
         if self._strict:
             raise refused(path, f"{keyword} {reason}")
         self.unenforced.append(UnenforcedKeyword(pointer(path), keyword, reason))
@@ -84,9 +84,9 @@ class Reading:
 
     def resolved(self, schema: Any, path: Path) -> tuple[Any, Path]:
         """Follow references without other keywords; a circle ends anywhere in it."""
-        seen = set[Path]()
-        while isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and path not in seen:
-            seen.add(path)
+        visited = set[Path]()
+        while isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and path not in visited:
+            visited.add(path)
             target = self.references.target(cast("str", schema["$ref"]), path)
             if target is None:
                 break
@@ -107,61 +107,61 @@ class Reading:
                 "make it smaller"
             )
 
-    def shared(self, kept: Any) -> Any:
-        """Return a schema in held keywords that may be repeated: a long one becomes a reference to a definition."""
-        text = json.dumps(kept)
+    def shared(self, lowered: Any) -> Any:
+        """Return a lowered schema for repeated use: a long one becomes a reference to a definition."""
+        text = json.dumps(lowered)
         if len(text) <= _LONGEST_REPEATED:
-            return kept
+            return lowered
         if text not in self._shared:
             self.write_out(len(text))
             name = f"s{len(self._shared)}"
             self._shared[text] = f"#/$defs/{name}"
-            self.definitions[name] = kept
+            self.definitions[name] = lowered
         return {"$ref": self._shared[text]}
 
-    def schema(self, given: Any, path: Path) -> Any:
-        """Return a schema in held keywords."""
+    def schema(self, schema: Any, path: Path) -> Any:
+        """Return a schema lowered to keywords that grammars enforce."""
         self._num_schemas += 1
         if self._num_schemas > MAX_SCHEMAS:
             raise GrammarLimitError(f"the JSON schema is made of more than {MAX_SCHEMAS:,} schemas; make it smaller")
-        if isinstance(given, bool):
-            return given
-        if not isinstance(given, dict):
-            self.note_fault(path[:-1], path[-1] if path else "the schema", _NO_SCHEMA.format(show_value(given)))
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            self.note_fault(path[:-1], path[-1] if path else "the schema", _NO_SCHEMA.format(show_value(schema)))
             return True
-        current, accepts_null = dialects.current(cast("dict[str, Any]", given))
-        kept = self._keywords(current, path)
-        return applicators.or_null(kept) if accepts_null else kept
+        current, accepts_null = dialects.current(cast("dict[str, Any]", schema))
+        lowered = self._keywords(current, path)
+        return applicators.or_null(lowered) if accepts_null else lowered
 
-    def _keywords(self, given: Mapping[str, Any], path: Path) -> Any:
+    def _keywords(self, schema: Mapping[str, Any], path: Path) -> Any:
         """Read simple keywords in their order, then those that depend on others."""
-        kept: dict[str, Any] = {}
-        for key in given:
+        lowered: dict[str, Any] = {}
+        for key in schema:
             if not (key in _NO_RESTRICTIONS or key in _LATER or key.startswith("x-")):
-                self._try(path, key, lambda key=key: self._keyword(kept, key, given, path))
+                self._try(path, key, lambda key=key: self._keyword(lowered, key, schema, path))
         for key in _LATER:
-            if key in given:
-                self._try(path, key, lambda key=key: _LATER[key](self, kept, key, given, path))
-        kept = with_format(kept)
-        objects.count_properties(self, kept, path)
-        return simplified(kept)
+            if key in schema:
+                self._try(path, key, lambda key=key: _LATER[key](self, lowered, key, schema, path))
+        lowered = with_format(lowered)
+        objects.count_properties(self, lowered, path)
+        return simplified(lowered)
 
     def _try(self, path: Path, key: str, read: Callable[[], None]) -> None:
         try:
             read()
         except ValueFault as fault:
             self.note_fault(path, key, str(fault))
-        except NotHeld as reason:
+        except NotEnforceable as reason:
             self.note(path, key, str(reason))
 
-    def _keyword(self, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
-        """Put one keyword into held ones; ValueFault or NotHeld if it cannot be."""
+    def _keyword(self, lowered: dict[str, Any], key: str, schema: Mapping[str, Any], path: Path) -> None:
+        """Lower one keyword; ValueFault or NotEnforceable if that is impossible."""
         if key in _VALUES:
-            kept[key] = _VALUES[key](given[key])
+            lowered[key] = _VALUES[key](schema[key])
         elif key in _HANDLERS:
-            _HANDLERS[key](self, kept, key, given, path)
-        elif meant := difflib.get_close_matches(key, _RESTRICTIONS, n=1, cutoff=0.85):
-            raise ValueFault(f"is no keyword; did you mean {meant[0]}?")
+            _HANDLERS[key](self, lowered, key, schema, path)
+        elif similar := difflib.get_close_matches(key, _RESTRICTIONS, n=1, cutoff=0.85):
+            raise ValueFault(f"is no keyword; did you mean {similar[0]}?")
 
     def refer(self, target: Path, place: Path) -> str:
         """Return a reference of the result to the schema at a path."""
@@ -178,21 +178,21 @@ _NO_SCHEMA = "is {}; expected a schema: an object, true or false"
 _Handler = Callable[[Reading, dict[str, Any], str, Mapping[str, Any], Path], None]
 
 
-def _limit(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
-    types = given.get("type")
+def _limit(reading: Reading, lowered: dict[str, Any], key: str, schema: Mapping[str, Any], path: Path) -> None:
+    types = schema.get("type")
     names = types if isinstance(types, list) else [types]
-    name, number = values.limit(key, given[key], whole="integer" in names and "number" not in names)
+    name, number = values.limit(key, schema[key], whole="integer" in names and "number" not in names)
     nearer = max if name in values.LOWER else min
-    kept[name] = nearer(kept.get(name, number), number)
+    lowered[name] = nearer(lowered.get(name, number), number)
 
 
 def _enum(value: Any) -> list[Any]:
-    return [_constant(one) for one in checked(list, value, "a list of values")]
+    return [_constant(constant) for constant in checked(list, value, "a list of values")]
 
 
 def _constant(value: Any) -> Any:
     if not values.is_exact(value):
-        raise NotHeld("has a number of too many digits for a grammar")
+        raise NotEnforceable("has a number of too many digits for a grammar")
     return values.plain_constant(value)
 
 
@@ -206,59 +206,63 @@ def _pattern(value: Any) -> str:
     try:
         return translated(text)
     except PatternError as error:
-        raise NotHeld(f"is {show_value(text)}, which {error}") from None
+        raise NotEnforceable(f"is {show_value(text)}, which {error}") from None
 
 
-def _patterns(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
-    text = checked(str, given[key], "a regular expression")
+def _patterns(reading: Reading, lowered: dict[str, Any], key: str, schema: Mapping[str, Any], path: Path) -> None:
+    text = checked(str, schema[key], "a regular expression")
     try:
-        *lookaheads, kept[key] = map(translated, split(text))
+        *lookaheads, lowered[key] = map(translated, split(text))
     except PatternError as error:
-        raise NotHeld(f"is {show_value(text)}, which {error}") from None
+        raise NotEnforceable(f"is {show_value(text)}, which {error}") from None
     if lookaheads:
-        kept["allOf"] = kept.get("allOf", []) + [{"pattern": one} for one in lookaheads]
+        lowered["allOf"] = lowered.get("allOf", []) + [{"pattern": lookahead} for lookahead in lookaheads]
 
 
-def _schema(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
-    if key == "items" and isinstance(given[key], list):  # draft 7's tuples
-        listed = cast("list[Any]", given[key])
-        kept["prefixItems"] = [reading.schema(one, (*path, key, str(i))) for i, one in enumerate(listed)]
+def _schema(reading: Reading, lowered: dict[str, Any], key: str, schema: Mapping[str, Any], path: Path) -> None:
+    if key == "items" and isinstance(schema[key], list):  # draft 7's tuples
+        listed = cast("list[Any]", schema[key])
+        lowered["prefixItems"] = [reading.schema(item, (*path, key, str(i))) for i, item in enumerate(listed)]
     else:
-        kept[key] = reading.schema(given[key], (*path, key))
+        lowered[key] = reading.schema(schema[key], (*path, key))
 
 
-def _schemas(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
-    listed = checked(list, given[key], "a list of schemas")
-    kept[key] = kept.get(key, []) + [reading.schema(one, (*path, key, str(i))) for i, one in enumerate(listed)]
+def _schemas(reading: Reading, lowered: dict[str, Any], key: str, schema: Mapping[str, Any], path: Path) -> None:
+    listed = checked(list, schema[key], "a list of schemas")
+    lowered[key] = lowered.get(key, []) + [
+        reading.schema(inner, (*path, key, str(i))) for i, inner in enumerate(listed)
+    ]
 
 
-def _named(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
-    named = cast("dict[str, Any]", checked(dict, given[key], "an object of schemas by name"))
+def _named(reading: Reading, lowered: dict[str, Any], key: str, schema: Mapping[str, Any], path: Path) -> None:
+    schemas = cast("dict[str, Any]", checked(dict, schema[key], "an object of schemas by name"))
     rename: Callable[[str], str] = _pattern if key == "patternProperties" else str
-    kept[key] = {rename(name): reading.schema(one, (*path, key, name)) for name, one in named.items()}
+    lowered[key] = {rename(name): reading.schema(inner, (*path, key, name)) for name, inner in schemas.items()}
 
 
-def _additional_items(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
-    if isinstance(given.get("items"), list):  # beside a schema it has no effect
-        kept["items"] = reading.schema(given[key], (*path, key))
+def _additional_items(
+    reading: Reading, lowered: dict[str, Any], key: str, schema: Mapping[str, Any], path: Path
+) -> None:
+    if isinstance(schema.get("items"), list):  # beside a schema it has no effect
+        lowered["items"] = reading.schema(schema[key], (*path, key))
 
 
-def _reference(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
-    text = checked(str, given[key], "a reference")
+def _reference(reading: Reading, lowered: dict[str, Any], key: str, schema: Mapping[str, Any], path: Path) -> None:
+    text = checked(str, schema[key], "a reference")
     target = reading.references.target(text, path)
     if target is None:
-        raise NotHeld(f"is {show_value(text)}, and there is no such schema in this document")
-    kept["$ref"] = reading.refer(target, path)
+        raise NotEnforceable(f"is {show_value(text)}, and there is no such schema in this document")
+    lowered["$ref"] = reading.refer(target, path)
 
 
 def _of_schema(read: Callable[[Reading, dict[str, Any], Mapping[str, Any], Path], Any]) -> _Handler:
     """Return the handler of a keyword that is read by its own function."""
-    return lambda reading, kept, key, given, path: read(reading, kept, given, path)
+    return lambda reading, lowered, key, schema, path: read(reading, lowered, schema, path)
 
 
-def _negated(reading: Reading, kept: dict[str, Any], given: Mapping[str, Any], path: Path) -> None:
-    if applicators.negated(reading, kept, given, path):
-        kept["allOf"] = [*kept.get("allOf", []), False]
+def _negated(reading: Reading, lowered: dict[str, Any], schema: Mapping[str, Any], path: Path) -> None:
+    if applicators.negated(reading, lowered, schema, path):
+        lowered["allOf"] = [*lowered.get("allOf", []), False]
 
 
 _VALUES: Mapping[str, Callable[[Any], Any]] = {
@@ -292,8 +296,8 @@ _LATER: Mapping[str, _Handler] = {
 _RESTRICTIONS = (*_VALUES, *_HANDLERS, *_LATER, "then", "else")
 
 
-def simplified(kept: dict[str, Any]) -> Any:
+def simplified(lowered: dict[str, Any]) -> Any:
     """Return a schema without `allOf` around a single one."""
-    if kept.keys() == {"allOf"} and len(kept["allOf"]) == 1:
-        return kept["allOf"][0]
-    return kept
+    if lowered.keys() == {"allOf"} and len(lowered["allOf"]) == 1:
+        return lowered["allOf"][0]
+    return lowered

@@ -1,4 +1,4 @@
-"""Schema keywords that an answer's grammar does not hold, and so are named rather than kept in silence.
+"""Schema keywords that an answer's grammar does not enforce; they are reported rather than ignored silently.
 
 `Grammar.json_schema(...).unenforced` and `grammar_of_answer(...).unenforced` are the lists: empty for most schemas. The
 server names them in the header of the answer and in its log; Python warns. Under `strict` there are none: there each
@@ -15,12 +15,12 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class UnenforcedKeyword:
-    """A keyword of a JSON schema that restricts values and that the grammar does not hold.
+    """A keyword of a JSON schema that restricts values and that the grammar does not enforce.
 
     Attributes:
         place: The schema that has it, as a JSON pointer: `#` or `#/properties/tags`.
         keyword: Its name, such as `uniqueItems`; "" is all of the schema.
-        reason: Why it is not held, as the rest of a sentence that begins with the keyword.
+        reason: Why it is not enforced, as the rest of a sentence that begins with the keyword.
         field: The request's field that has the schema: `tools[0].function.parameters`; "" is the answer's own schema,
             whose field the caller knows.
     """

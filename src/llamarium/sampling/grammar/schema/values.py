@@ -1,4 +1,4 @@
-"""Values of keywords: what is no value of a keyword, and which numbers a grammar holds.
+"""Values of keywords: which are invalid, and which numbers a grammar enforces.
 
 llguidance reads numbers as doubles, ranges of whole numbers within 64 bits, and those of others to 15 digits. A limit
 between two of its numbers moves inwards, so that nothing outside is accepted.
@@ -21,11 +21,11 @@ _LARGEST_MULTIPLE = 2**32 - 1
 
 
 class ValueFault(ValueError):
-    """Why a value is none of its keyword; the keyword's name and the value stand before."""
+    """Why a value of a keyword is invalid, as the rest of a sentence that begins with the keyword."""
 
 
-class NotHeld(ValueError):
-    """Why a grammar does not hold a keyword, as the rest of a sentence that begins with its name."""
+class NotEnforceable(ValueError):
+    """Why a grammar does not enforce a keyword, as the rest of a sentence that begins with its name."""
 
 
 def checked(kind: type, value: Any, expected: str) -> Any:
@@ -36,7 +36,7 @@ def checked(kind: type, value: Any, expected: str) -> Any:
 
 
 def types_of(value: Any) -> list[str]:
-    """Return the names of `type`; "integer" only where "number" is none of them."""
+    """Return the names of `type`; "integer" only without "number"."""
     names: list[Any] = value if isinstance(value, list) else [value]
     if not names or any(name not in TYPES for name in names):
         raise ValueFault(f"is {show_value(value)}; expected one or a list of {', '.join(TYPES)}")
@@ -58,9 +58,9 @@ def _number(value: Any) -> float:
 
 
 def limit(key: str, value: Any, *, whole: bool) -> tuple[str, float]:
-    """Return the keyword and value that hold a limit of numbers, or of whole ones.
+    """Return the keyword and value that enforce a limit of numbers, or of integers if `whole`.
 
-    ValueFault for what is no number, NotHeld for a number that no grammar has as a limit.
+    ValueFault if it is not a number, NotEnforceable if a grammar cannot have it as a limit.
     """
     number, is_upper = _number(value), key in UPPER
     inclusive, exclusive = UPPER if is_upper else LOWER
@@ -83,7 +83,7 @@ def _whole_limit(value: float, is_upper: bool, excluded: bool) -> int:
     if not is_upper and -(2**63) <= nearest < _LEAST_WHOLE:
         return _LEAST_WHOLE
     if not _LEAST_WHOLE <= nearest <= _LARGEST_WHOLE:
-        raise NotHeld(f"is {show_value(value)}: grammars hold limits of whole numbers within 64 bits")
+        raise NotEnforceable(f"is {show_value(value)}: grammars enforce limits of whole numbers within 64 bits")
     rounded = float(nearest)
     if rounded != nearest and (rounded > nearest) is is_upper:
         rounded = math.nextafter(rounded, -math.inf if is_upper else math.inf)
@@ -94,7 +94,7 @@ def _decimal_limit(value: float, is_upper: bool, excluded: bool) -> float:
     """Return the nearest limit of 15 digits."""
     exact = Decimal(value if isinstance(value, int) else repr(value))
     if abs(exact) > 10**_EXACT_DIGITS and not (isinstance(value, int) and abs(value) <= _EXACT_WHOLE):
-        raise NotHeld(f"is {show_value(value)}: grammars hold limits of numbers up to 1e15")
+        raise NotEnforceable(f"is {show_value(value)}: grammars enforce limits of numbers up to 1e15")
     if exact == exact.to_integral_value() and not excluded:
         return int(exact)
     if exact == exact.to_integral_value():  # llguidance 1.9.1 accepts 0 between an exclusive 0 and 0.5
@@ -110,7 +110,7 @@ def _plain(number: Decimal) -> float:
 
 
 def multiple(value: Any) -> float:
-    """Return a divisor of few digits; ValueFault, or NotHeld for another."""
+    """Return a divisor of few digits; ValueFault, or NotEnforceable for another."""
     number = _number(value)
     if number <= 0 or not math.isfinite(number):
         raise ValueFault(f"is {show_value(value)}; expected a number above 0")
@@ -118,7 +118,7 @@ def multiple(value: Any) -> float:
     while math.isfinite(read) and read <= _LARGEST_MULTIPLE and read != math.floor(read):  # as llguidance reads it
         read, places = read * 10, places + 1
     if read > _LARGEST_MULTIPLE or Decimal(int(read)).scaleb(-places) != Decimal(str(number)):
-        raise NotHeld(f"is {show_value(value)}: grammars hold divisors of few digits")
+        raise NotEnforceable(f"is {show_value(value)}: grammars enforce divisors of few digits")
     return int(read) if not places else number
 
 
@@ -139,7 +139,7 @@ def is_exact(value: Any) -> bool:
 def plain_constant(value: Any) -> Any:
     """Return a constant with whole numbers as integers, as llguidance compares them."""
     if isinstance(value, list):
-        return [plain_constant(one) for one in cast("list[Any]", value)]
+        return [plain_constant(inner) for inner in cast("list[Any]", value)]
     if isinstance(value, dict):
-        return {name: plain_constant(one) for name, one in cast("dict[str, Any]", value).items()}
+        return {name: plain_constant(inner) for name, inner in cast("dict[str, Any]", value).items()}
     return int(value) if isinstance(value, float) and value.is_integer() else value
