@@ -123,8 +123,8 @@ class RowAttend:
         self, *, segments_BT: Tensor | None = None, bidirectional: bool = False, window: int | None = None
     ) -> None:
         if window is not None and (bidirectional or window < 1):
-            beside = " beside bidirectional=True, where every token sees its whole segment" if bidirectional else ""
-            raise InputError(f"window is {window}{beside}; expected 1 or more with causal attention, or None")
+            reason = " beside bidirectional=True, where every token sees its whole segment" if bidirectional else ""
+            raise InputError(f"window is {window}{reason}; expected 1 or more with causal attention, or None")
         self.segments_BT = segments_BT
         self.bidirectional = bidirectional
         self.window = window

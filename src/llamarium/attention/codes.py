@@ -53,9 +53,9 @@ def to_nibbles(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     padded = F.pad(x.float(), (0, num_groups(x.shape[-1]) * GROUP - x.shape[-1]))
     groups = padded.unflatten(-1, (-1, GROUP))
-    most = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     is_finite = groups.isfinite().all(-1, keepdim=True)
-    scale = torch.where(is_finite, most / -8, torch.nan).to(torch.bfloat16)
+    scale = torch.where(is_finite, extreme / -8, torch.nan).to(torch.bfloat16)
     usable = is_finite & (scale != 0)
     codes = (torch.where(usable, (groups / scale.float()).round().clamp(-8, 7), 0) + 8).to(torch.uint8)
     low, high = codes.chunk(2, -1)

@@ -117,8 +117,8 @@ class PagedCache:
         """
         larger = copy.copy(self)
         larger._allocate(num_blocks)
-        for new, kept in zip(larger._tensors(), self._tensors(), strict=True):
-            new[: len(kept)] = kept
+        for new, current in zip(larger._tensors(), self._tensors(), strict=True):
+            new[: len(current)] = current
         vars(self).update(vars(larger))
 
     def read(
@@ -144,10 +144,10 @@ class PagedCache:
     def put(self, layer_idx: int, slots: slice | Tensor, k_MKH: Tensor, v_MKH: Tensor) -> None:
         """Store keys and values of M tokens in the given slots."""
         parts = ((self.k, self.k_scales, k_MKH), (self.v, self.v_scales, v_MKH))
-        for kind, (kept, scales, new_MKH) in zip(kinds_of(self.kept), parts, strict=True):
+        for kind, (stored, scales, new_MKH) in zip(kinds_of(self.kept), parts, strict=True):
             if scales:
                 new_MKH, scales[layer_idx][slots] = encode(kind, new_MKH)
-            kept[layer_idx][slots] = new_MKH
+            stored[layer_idx][slots] = new_MKH
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class PagedAttend:
             0 if self.window is None else max(0, segment.start + 1 - self.window)
         )  # first position that the first query sees
         slots = _from(segment.slots, first, segment.end)
-        k_1SKH, v_1SKH = (kept.unsqueeze(0) for kept in self.cache.at(layer_idx, slots, q_1TNH.dtype))
+        k_1SKH, v_1SKH = (stored.unsqueeze(0) for stored in self.cache.at(layer_idx, slots, q_1TNH.dtype))
         if segment.end == segment.start + 1:
             return _decode(q_1TNH, k_1SKH.transpose(1, 2), v_1SKH.transpose(1, 2))
         is_whole = segment.start == 0 and (self.window is None or self.window >= segment.end)
@@ -216,10 +216,10 @@ def _decode(q_11NH: Tensor, k_1KSH: Tensor, v_1KSH: Tensor) -> Tensor:
 
 def find_slots(blocks: Sequence[int], block_size: int, num_slots: int, device: torch.device | str) -> slice | Tensor:
     """Return the slots of a sequence's first positions, as a slice if its blocks are adjacent."""
-    used = list(blocks[: math.ceil(num_slots / block_size)])
-    if used == list(range(used[0], used[0] + len(used))):
-        return slice(used[0] * block_size, used[0] * block_size + num_slots)
-    starts_B1 = torch.tensor(used, device=device).unsqueeze(1) * block_size
+    used_blocks = list(blocks[: math.ceil(num_slots / block_size)])
+    if used_blocks == list(range(used_blocks[0], used_blocks[0] + len(used_blocks))):
+        return slice(used_blocks[0] * block_size, used_blocks[0] * block_size + num_slots)
+    starts_B1 = torch.tensor(used_blocks, device=device).unsqueeze(1) * block_size
     return (starts_B1 + torch.arange(block_size, device=device)).flatten()[:num_slots]
 
 

@@ -60,10 +60,10 @@ def attend_rows(*arguments: Any, as_pass: bool = False) -> Any:
 
 class _AttendRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *how: Any) -> Tensor:
-        arrays = attend_forward(q_BTNH, k_BTKH, v_BTKH, *how)
+    def forward(ctx: Any, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *mask: Any) -> Tensor:
+        arrays = attend_forward(q_BTNH, k_BTKH, v_BTKH, *mask)
         ctx.save_for_backward(*arrays)
-        ctx.how = how
+        ctx.mask = mask
         return arrays[3]
 
     @staticmethod
@@ -71,28 +71,28 @@ class _AttendRows(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        return *attend_backward(ctx.saved_tensors, grad_outputs[0], *ctx.how), None, None, None, None
+        return *attend_backward(ctx.saved_tensors, grad_outputs[0], *ctx.mask), None, None, None, None
 
 
-def attend_forward(q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *how: Any) -> tuple[Tensor, ...]:
+def attend_forward(q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *mask: Any) -> tuple[Tensor, ...]:
     """Return q, k and v, which must be contiguous, the output, and each query's log-sum-exp (B, N, T)."""
     rows, tokens, heads, _ = q_BTNH.shape
     out_BTNH, log_sums_BNT = torch.empty_like(q_BTNH), q_BTNH.new_empty(rows, heads, tokens, dtype=torch.float32)
     arrays = (q_BTNH, k_BTKH, v_BTKH, out_BTNH, log_sums_BNT)
-    native.attend_rows(_call(arrays, *how), backward=False)
+    native.attend_rows(_call(arrays, *mask), backward=False)
     return arrays
 
 
-def attend_backward(arrays: tuple[Tensor, ...], grad_BTNH: Tensor, *how: Any) -> list[Tensor]:
+def attend_backward(arrays: tuple[Tensor, ...], grad_BTNH: Tensor, *mask: Any) -> list[Tensor]:
     """Return the gradients of q, k and v, from the result of `attend_forward` and the output's gradient."""
     grad_BTNH = grad_BTNH.contiguous()  # bound to a name, because a copy must stay alive while C reads it
     grads = [torch.empty_like(x) for x in arrays[:3]]
-    native.attend_rows(_call((*arrays, grad_BTNH, *grads), *how), backward=True)
+    native.attend_rows(_call((*arrays, grad_BTNH, *grads), *mask), backward=True)
     return grads
 
 
-def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, *how: int) -> structs.CRowAttention:
+def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, *mask: int) -> structs.CRowAttention:
     """Return the call's struct; `arrays` are q, k, v, out, log-sums, out's gradient, and the gradients to compute."""
     (rows, tokens, heads, head_dim), kv_heads = arrays[0].shape, arrays[1].shape[2]
     pointers = [None if x is None else x.data_ptr() for x in (segments_BT, *arrays)]
-    return structs.CRowAttention(DTYPES[arrays[0].dtype], rows, tokens, heads, kv_heads, head_dim, *how, *pointers)
+    return structs.CRowAttention(DTYPES[arrays[0].dtype], rows, tokens, heads, kv_heads, head_dim, *mask, *pointers)

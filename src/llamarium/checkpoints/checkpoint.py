@@ -252,28 +252,28 @@ def expected_shape(config: ModelConfig, key: str) -> tuple[int, ...] | None:
     return None if fields is None else _shape(config, fields)
 
 
-def check_weights(path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
+def check_weights(path: Path, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that all weights of `config` are present, with the right shapes, before memory is allocated for them."""
-    _check_present(path, config, found)
-    check_shapes(path, config, found)
+    _check_present(path, config, shapes)
+    check_shapes(path, config, shapes)
 
 
-def _check_present(path: Path, config: ModelConfig, found: Iterable[str]) -> None:
-    found = set(found)
-    layers = {match[1] for key in found if (match := _LAYER_KEY.fullmatch(key))}
+def _check_present(path: Path, config: ModelConfig, keys: Iterable[str]) -> None:
+    keys = set(keys)
+    layers = {match[1] for key in keys if (match := _LAYER_KEY.fullmatch(key))}
     if len(layers) != config.num_hidden_layers:  # first, so that a huge num_hidden_layers cannot exhaust memory below
         raise CheckpointError(
             f"{escape(path)}: the config says num_hidden_layers {config.num_hidden_layers}, the weights have "
             f"{counted(len(layers), 'layer')}; the config is another model's or the weights are incomplete"
         )
-    if HEAD not in found and not config.tie_word_embeddings:
+    if HEAD not in keys and not config.tie_word_embeddings:
         raise CheckpointError(
             f"{escape(path)}: the config says tie_word_embeddings false, but there is no {HEAD}; if this model's head "
             "is its embedding table, set tie_word_embeddings to true, else the weights are incomplete"
         )
     expected = expected_shapes(config)
-    if missing := [key for key in expected if key not in found]:
-        unused = sorted(found - expected.keys())
+    if missing := [key for key in expected if key not in keys]:
+        unused = sorted(keys - expected.keys())
         raise CheckpointError(
             f"{escape(path)}: {counted(len(missing), 'tensor is', 'tensors are')} missing: {list_some(missing)}; "
             + (f"{len(unused)} others are not known: {list_some(unused)}; " if unused else "")
@@ -281,13 +281,13 @@ def _check_present(path: Path, config: ModelConfig, found: Iterable[str]) -> Non
         )
 
 
-def check_shapes(path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
+def check_shapes(path: Path, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check the shapes of a complete set of weights, and the token ids in the config."""
     check_token_ids(path, config)
     for key, shape in expected_shapes(config).items():
-        if found[key] != shape:
+        if shapes[key] != shape:
             raise CheckpointError(
-                f"{escape(path)}: {key} has shape {found[key]}; by the config's {_fields(key)} it is {shape}"
+                f"{escape(path)}: {key} has shape {shapes[key]}; by the config's {_fields(key)} it is {shape}"
             )
 
 
@@ -303,10 +303,10 @@ def check_token_ids(path: Path, config: ModelConfig) -> None:
                 )
 
 
-def check_names(path: Path, expected: Iterable[str], found: Iterable[str], why: str) -> None:
+def check_names(path: Path, expected: Iterable[str], actual: Iterable[str], why: str) -> None:
     """Check that two sets of tensor names are equal; CheckpointError lists missing and unknown ones."""
-    expected, found = dict.fromkeys(expected), dict.fromkeys(found)
-    missing, extra = [k for k in expected if k not in found], [k for k in found if k not in expected]
+    expected, actual = dict.fromkeys(expected), dict.fromkeys(actual)
+    missing, extra = [k for k in expected if k not in actual], [k for k in actual if k not in expected]
     faults = [f"{counted(len(names), 'tensor is', 'tensors are')} {kind}: {list_some(names)}" for kind, names in
               (("missing", missing), ("not known", extra)) if names]  # fmt: skip
     if faults:
@@ -316,8 +316,8 @@ def check_names(path: Path, expected: Iterable[str], found: Iterable[str], why: 
 def list_some(names: Iterable[str], limit: int = 10) -> str:
     """Join up to `limit` escaped names, followed by the number of the others."""
     names = list(names)
-    shown = ", ".join(escape(name, 80) for name in names[:limit])
-    return shown if len(names) <= limit else f"{shown}, and {len(names) - limit} more"
+    text = ", ".join(escape(name, 80) for name in names[:limit])
+    return text if len(names) <= limit else f"{text}, and {len(names) - limit} more"
 
 
 def _layer_shapes(config: ModelConfig) -> dict[str, tuple[str, ...]]:

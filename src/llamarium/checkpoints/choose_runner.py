@@ -95,8 +95,8 @@ def _what_modules_do(checkpoint: Checkpoint, options: LoadOptions) -> str:
         return "quantizing to NF4"
     if options.quantize is not None:
         return f"multiplying {options.quantize} exactly"
-    kept = sorted({entry.dtype for entry in checkpoint.entries.values() if entry.dtype in STORED_TYPES})
-    return f"multiplying {', '.join(kept)}" if kept else "dequantizing at each use"
+    stored = sorted({entry.dtype for entry in checkpoint.entries.values() if entry.dtype in STORED_TYPES})
+    return f"multiplying {', '.join(stored)}" if stored else "dequantizing at each use"
 
 
 def _runner(checkpoint: Checkpoint, weights: Mapping[str, Weight], options: LoadOptions) -> NativeRunner:

@@ -110,8 +110,8 @@ def _export_gguf(opened: OpenedModel, out: Path, type: str | None, force: bool) 
     from llamarium.checkpoints.gguf.export import export_gguf
 
     if out.is_dir() or (os.path.lexists(out) and not force):  # lexists: a dangling link exists too
-        what = "is a folder; choose a file" if out.is_dir() else "is there already; --force replaces it"
-        raise OutputError(f"{escape(out)}: {what}")
+        problem = "is a folder; choose a file" if out.is_dir() else "is there already; --force replaces it"
+        raise OutputError(f"{escape(out)}: {problem}")
     checkpoint = opened.checkpoint
     is_quantized = bool(quantized_types(checkpoint))
     weights = checkpoint_weights(checkpoint, "F32" if is_quantized else None)

@@ -148,15 +148,15 @@ def _in_memory(checkpoint: Checkpoint, forms: Mapping[str, Form]) -> dict[str, F
         return {}
     type_name = forms[entries[0].key].type_name
     in_file = sum(entry.num_bytes for entry in entries)
-    needed = sum(math.prod(entry.shape) for entry in entries) * FORMATS[type_name].block_bytes
+    in_memory = sum(math.prod(entry.shape) for entry in entries) * FORMATS[type_name].block_bytes
     types = ", ".join(sorted({entry.dtype for entry in entries}))
-    found = f"{escape(checkpoint.path)}: {len(entries)} weights in {types}"
-    sizes = f"{in_file / 1e9:,.3f} GB in the file, {needed / 1e9:,.3f} GB in {DTYPE_OF_TYPE[type_name]}"
-    if needed <= (available := free_bytes()):
-        warn_caller(f"{found} are dequantized once, as no packed type holds them exactly: {sizes}")
+    subject = f"{escape(checkpoint.path)}: {len(entries)} weights in {types}"
+    sizes = f"{in_file / 1e9:,.3f} GB in the file, {in_memory / 1e9:,.3f} GB in {DTYPE_OF_TYPE[type_name]}"
+    if in_memory <= (available := free_bytes()):
+        warn_caller(f"{subject} are dequantized once, as no packed type holds them exactly: {sizes}")
         return {}
     warn_caller(
-        f"{found} are dequantized at each use, which is slow: {sizes}, and {available / 1e9:,.3f} GB are available"
+        f"{subject} are dequantized at each use, which is slow: {sizes}, and {available / 1e9:,.3f} GB are available"
     )
     return {entry.key: Form(entry.dtype, "blocks") for entry in entries}
 

@@ -69,10 +69,10 @@ class LearnerCheckpoint:
 
     def _look(self) -> dict[str, tuple[int, int]]:
         try:
-            found = {path.name: path.stat() for path in self.path.glob("*.py")}
+            statuses = {path.name: path.stat() for path in self.path.glob("*.py")}
         except OSError as error:
             raise CheckpointError(f"{escape(self.path)}: cannot be read: {escape(error)}") from None
-        return {name: (status.st_mtime_ns, status.st_size) for name, status in found.items()}
+        return {name: (status.st_mtime_ns, status.st_size) for name, status in statuses.items()}
 
 
 def model_of_course(folder: Path) -> str:
@@ -95,9 +95,12 @@ def model_of_course(folder: Path) -> str:
 def check_learner_options(path: Path, options: LoadOptions) -> None:
     """Check that options fit a learner's functions, which compute in float32 on the CPU; OptionError if not."""
     allowed = {"adapter", "strict", "chat_template"}
-    for name, one in declared(LoadOptions).items():
+    for name, option in declared(LoadOptions).items():
         value = getattr(options, name)
-        if name in allowed or value in (one.default, {"dtype": "float32", "device": "cpu"}.get(name, one.default)):
+        if name in allowed or value in (
+            option.default,
+            {"dtype": "float32", "device": "cpu"}.get(name, option.default),
+        ):
             continue
         raise OptionError(
             f"{escape(path)}: {name} is {show_value(value)}, and its functions compute in float32, on the CPU; leave "

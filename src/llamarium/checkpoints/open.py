@@ -173,8 +173,8 @@ def _open_folder(path: Path) -> Checkpoint:
         raise ModelNotFoundError(
             f"{escape(path)}: holds functions of `llamarium build`, and no weights; name the model in its course.json"
         )
-    shown = f"found {list_some(names)}" if names else "it is empty"
+    contents = f"found {list_some(names)}" if names else "it is empty"
     raise ModelNotFoundError(
         f"{escape(path)}: no model; expected config.json with safetensors or pytorch_model.bin, consolidated.00.pth "
-        f"with params.json, or one .gguf file; {shown}"
+        f"with params.json, or one .gguf file; {contents}"
     )

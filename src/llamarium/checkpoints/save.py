@@ -87,20 +87,20 @@ def _check_tree(model: LlamaForCausalLM) -> None:
     """Check that the model has exactly the tensors of a Llama with its config, and that a tied head is tied."""
     keys = *expected_shapes(model.config), HEAD
     expected = {key.removesuffix(".weight") for key in keys if key.endswith(".weight")}
-    found = {
+    names = {
         name
         for name, module in model.named_modules()
         if [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     }
-    if wrong := sorted(found ^ expected):
+    if unexpected := sorted(names ^ expected):
         raise CheckpointError(
-            f"the model is no plain Llama: {len(wrong)} modules are extra or missing: {list_some(wrong)}; merge its "
-            "adapters first, or save the adapters alone"
+            f"the model is no plain Llama: {len(unexpected)} modules are extra or missing: {list_some(unexpected)}; "
+            "merge its adapters first, or save the adapters alone"
         )
     biases = {f"{name}.bias" for name, module in model.named_modules() if getattr(module, "bias", None) is not None}
-    if wrong := sorted(biases ^ {key for key in keys if key.endswith(".bias")}):
+    if unexpected := sorted(biases ^ {key for key in keys if key.endswith(".bias")}):
         raise CheckpointError(
-            f"{len(wrong)} biases are extra or missing: {list_some(wrong)}; expected those that the config's "
+            f"{len(unexpected)} biases are extra or missing: {list_some(unexpected)}; expected those that the config's "
             "attention_bias and mlp_bias say"
         )
     head, embedding = model.lm_head.weight, model.model.embed_tokens.weight

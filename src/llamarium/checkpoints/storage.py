@@ -112,8 +112,8 @@ class FileState(NamedTuple):
 
         `size` is the current size of the mapped file, which reveals truncation even if the path has been replaced.
         """
-        now = FileState.of(path)
-        written = now is not None and now.inode == self.inode and now != self
+        current = FileState.of(path)
+        written = current is not None and current.inode == self.inode and current != self
         if written or (size is not None and size < self.size):
             raise CheckpointError(
                 f"{escape(path)}: was written to while the model was in use, and weights are read from it in place; "

@@ -90,9 +90,9 @@ def _gguf_of(path: Path) -> Path | None:
     None for a folder that also has a config or other tokenizer files.
     """
     if path.is_dir():
-        inside = gguf_models(file.name for file in path.iterdir())
-        alone = len(inside) == 1 and not any((path / name).exists() for name in (*VOCABULARIES, CONFIG))
-        return path / inside[0] if alone else None
+        models = gguf_models(file.name for file in path.iterdir())
+        alone = len(models) == 1 and not any((path / name).exists() for name in (*VOCABULARIES, CONFIG))
+        return path / models[0] if alone else None
     if path.suffix in (".json", ".model") or not path.is_file():
         return None
     with path.open("rb") as file:

@@ -120,17 +120,17 @@ def replaced_in_c(runner: Runner, config: ModelConfig, weights: Mapping[str, Wei
     """
     if not isinstance(runner, NativeRunner):
         raise OptionError(f"{runner.name} cannot run other weights or another shape; load the model for the C kernels")
-    own = {HEAD: replace(runner.weights[EMBEDDING], key=HEAD)} | dict(runner.weights)
-    return runner.replaced(config, {key: weights.get(key) or own[key] for key in expected_shapes(config)})
+    own_weights = {HEAD: replace(runner.weights[EMBEDDING], key=HEAD)} | dict(runner.weights)
+    return runner.replaced(config, {key: weights.get(key) or own_weights[key] for key in expected_shapes(config)})
 
 
 def float_weights(values: Mapping[str, NDArray[np.float32]], type_name: str = "F32") -> dict[str, Weight]:
     """Return float32 arrays as weights of type "F32", "F16" or "BF16", by key."""
-    held = {
+    stored = {
         key: to_bfloat16(array) if type_name == "BF16" else array.astype(FLOATS[type_name], copy=False)
         for key, array in values.items()
     }
-    return {key: Weight(key, type_name, array.shape, np.ascontiguousarray(array)) for key, array in held.items()}
+    return {key: Weight(key, type_name, array.shape, np.ascontiguousarray(array)) for key, array in stored.items()}
 
 
 def _tell_nobody(_done: int, _total: int) -> None:
@@ -244,7 +244,7 @@ def _count_nonfinite(weight: Weight) -> int:
 
 def _report_nonfinite(entry: TensorEntry, num_bad: int, *, strict: bool) -> None:
     """Issue a UserWarning about NaN or infinite weights; with `strict` raise CheckpointError."""
-    found = f"{escape(entry.file)}: {escape(entry.name, 80)} has {num_bad} weights that are NaN or infinite"
+    problem = f"{escape(entry.file)}: {escape(entry.name, 80)} has {num_bad} weights that are NaN or infinite"
     if strict:
-        raise CheckpointError(f"{found}; expected none, since loading is strict")
-    warn_caller(f"{found}; the model's output will be wrong where they are used")
+        raise CheckpointError(f"{problem}; expected none, since loading is strict")
+    warn_caller(f"{problem}; the model's output will be wrong where they are used")

@@ -132,9 +132,9 @@ def state_of(sequence: EngineSequence, most_runs: int) -> SequenceState:
     )
 
 
-def states_of(sequences: Iterable[EngineSequence], most: int, most_runs: int) -> list[SequenceState]:
+def states_of(sequences: Iterable[EngineSequence], limit: int, most_runs: int) -> list[SequenceState]:
     """Return the states of the first sequences, up to `most`."""
-    return [state_of(sequence, most_runs) for sequence in islice(sequences, most)]
+    return [state_of(sequence, most_runs) for sequence in islice(sequences, limit)]
 
 
 def open_sequence(sequences: Iterable[EngineSequence], number: int, row: int, most_runs: int) -> OpenedSequence | None:
@@ -154,14 +154,14 @@ def open_sequence(sequences: Iterable[EngineSequence], number: int, row: int, mo
     )
 
 
-def _runs(blocks: Sequence[int], owners: Sequence[int], most: int) -> tuple[BlockRun, ...]:
+def _runs(blocks: Sequence[int], owners: Sequence[int], limit: int) -> tuple[BlockRun, ...]:
     """Merge consecutive blocks with the same number of owners; return up to `most` runs."""
     runs: list[BlockRun] = []
     for block, count in zip(blocks, owners, strict=True):
         last = runs[-1] if runs else None
         if last is not None and (last.first + last.count, last.owners) == (block, count):
             runs[-1] = replace(last, count=last.count + 1)
-        elif len(runs) == most:
+        elif len(runs) == limit:
             break
         else:
             runs.append(BlockRun(block, 1, count))

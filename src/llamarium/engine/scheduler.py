@@ -335,11 +335,11 @@ def _share_out(prefilling: Sequence[EngineSequence], room: int, most_logits: int
     def num_left(sequence: EngineSequence) -> int:
         return sequence.num_uncomputed - counts[sequence]
 
-    left = room - give(prefilling[0], (room + 1) // 2)
+    remaining = room - give(prefilling[0], (room + 1) // 2)
     shortest = min(prefilling, key=lambda sequence: (num_left(sequence) or 1 << 30, _order(sequence)))
-    left -= give(shortest, left)
+    remaining -= give(shortest, remaining)
     for sequence in prefilling:
-        left -= give(sequence, left)
+        remaining -= give(sequence, remaining)
     return [sequence.item(sequence.num_computed + count) for sequence, count in counts.items() if count]
 
 

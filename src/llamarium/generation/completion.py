@@ -215,10 +215,10 @@ class Generation:
 
     def __repr__(self) -> str:
         """Return each answer's text, length and finish reason."""
-        shown = ", ".join(
+        answers = ", ".join(
             f"{c.text!r} ({counted(len(c.token_ids), 'token')}, {c.finish_reason})" for c in self.completions
         )
-        return f"Generation({len(self.prompt_ids)} prompt tokens: {shown})"
+        return f"Generation({len(self.prompt_ids)} prompt tokens: {answers})"
 
     def or_raise(self) -> "Generation":
         """Return self; AnswerError if an answer ended because no token could be sampled."""

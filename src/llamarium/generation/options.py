@@ -102,13 +102,13 @@ def with_params(params: SamplingParams | None, options: OptionsT) -> OptionsT:
         return options
     if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SamplingError(f"params is {show_value(params)}; expected SamplingParams, or options: temperature=0.7")
-    given: Mapping[str, Any] = {name: value for name, value in options.items() if value is not None}
-    below = {item.name: getattr(params, item.name) for item in fields(params)}
-    if "max_new_tokens" in given:
-        del below["max_tokens"]
-    if not given.keys().isdisjoint(GRAMMAR_OPTIONS):
-        del below["grammar"]
-    return cast(OptionsT, {**below, **given})
+    own_options: Mapping[str, Any] = {name: value for name, value in options.items() if value is not None}
+    defaults = {item.name: getattr(params, item.name) for item in fields(params)}
+    if "max_new_tokens" in own_options:
+        del defaults["max_tokens"]
+    if not own_options.keys().isdisjoint(GRAMMAR_OPTIONS):
+        del defaults["grammar"]
+    return cast(OptionsT, {**defaults, **own_options})
 
 
 def proposer_choice(prompt_lookup: object, draft_model: object) -> ProposerChoice:
@@ -134,12 +134,12 @@ def _checked_draft(draft: object) -> TextModel | DraftModel | None:
     return cast(TextModel, draft)
 
 
-def proposer_of(model: TextModel, asked: ProposerChoice, runner: Runner | None = None) -> ProposerPolicy | None:
+def proposer_of(model: TextModel, choice: ProposerChoice, runner: Runner | None = None) -> ProposerPolicy | None:
     """Return what proposes tokens for a model; with a `runner` for requests with any sampling parameters.
 
     OptionError if drafts could change the tokens of a request to `runner`; errors as `drafting`.
     """
-    policy = asked if asked is None or isinstance(asked, ProposerPolicy) else drafting(model, asked)
+    policy = choice if choice is None or isinstance(choice, ProposerPolicy) else drafting(model, choice)
     if policy is not None and runner is not None:
         check_exact(runner, policy, is_greedy=False)
     return policy

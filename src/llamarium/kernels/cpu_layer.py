@@ -34,8 +34,8 @@ class Layer(torch.autograd.Function):
         normed2, root2, x2 = compute(RMS_NORM, dtype, (width, 0, 0, eps2), (x1, norm2, added), outs)
         gate, up = (_multiply(normed2, w) for w in matrices[4:6])
         (gated,) = compute(SWIGLU, dtype, (gate.shape[-1],), (gate, up), [empty(gate)])
-        others = (x1, cos, sin, norm1, norm2, normed1, root1, *attended, x2, normed2, root2, gate, up, gated)
-        ctx.save_for_backward(*matrices, *others)
+        saved = (x1, cos, sin, norm1, norm2, normed1, root1, *attended, x2, normed2, root2, gate, up, gated)
+        ctx.save_for_backward(*matrices, *saved)
         ctx.mask = mask
         return (x2 + _multiply(gated, matrices[6])).view_as(x_BTD)
 
@@ -49,20 +49,23 @@ class Layer(torch.autograd.Function):
         matrices, (x1, cos, sin, norm1, norm2, normed1, root1) = saved[:7], saved[7:14]
         q, k, v, out, logs, x2, normed2, root2, gate, up, gated = saved[14:]
         grad, dtype, width = grad_outputs[0].contiguous().view_as(x1), gated.dtype, shape[-1]
-        half = grad.to(dtype)
-        of_down, grad_gated = _of_weight(half, gated), _of_input([half], matrices[6:])
-        given = gate, up, grad_gated
-        grads = compute(SWIGLU + 1, dtype, (gate.shape[-1],), given, (empty(gate), empty(up)))
+        narrow_grad = grad.to(dtype)
+        of_down, grad_gated = _of_weight(narrow_grad, gated), _of_input([narrow_grad], matrices[6:])
+        inputs = gate, up, grad_gated
+        grads = compute(SWIGLU + 1, dtype, (gate.shape[-1],), inputs, (empty(gate), empty(up)))
         of_gate_up, grad_normed = [_of_weight(each, normed2) for each in grads], _of_input(grads, matrices[4:6])
-        given, outs = (x2, norm2, root2, grad_normed, grad), (empty(x2), empty(norm2), empty(normed2))
-        grad, of_norm2, half = compute(RMS_NORM + 1, dtype, (width,), given, outs)
-        of_o, grad_out = _of_weight(half, out.view(len(x1), -1)), _of_input([half], matrices[3:4]).view_as(out)
+        inputs, outs = (x2, norm2, root2, grad_normed, grad), (empty(x2), empty(norm2), empty(normed2))
+        grad, of_norm2, narrow_grad = compute(RMS_NORM + 1, dtype, (width,), inputs, outs)
+        of_o, grad_out = (
+            _of_weight(narrow_grad, out.view(len(x1), -1)),
+            _of_input([narrow_grad], matrices[3:4]).view_as(out),
+        )
         grads = attend_backward((q, k, v, out, logs), grad_out, *ctx.mask)
         _turn(ROTATE + 1, grads[:2], cos, sin)
         grads = [each.view(len(x1), -1) for each in grads]
         of_qkv, grad_normed = [_of_weight(each, normed1) for each in grads], _of_input(grads, matrices[:3])
-        given = x1, norm1, root1, grad_normed, grad
-        grad, of_norm1 = compute(RMS_NORM + 1, dtype, (width,), given, (empty(x1), empty(norm1)))
+        inputs = x1, norm1, root1, grad_normed, grad
+        grad, of_norm1 = compute(RMS_NORM + 1, dtype, (width,), inputs, (empty(x1), empty(norm1)))
         return None, grad.view(shape), None, None, *of_qkv, of_o, *of_gate_up, of_down, of_norm1, of_norm2
 
 

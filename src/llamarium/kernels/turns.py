@@ -121,6 +121,6 @@ def pause() -> None:
             check()
 
 
-def piece_tokens(most: int) -> int:
-    """Return how many tokens of a pass to run between two pauses: `most`, or fewer in a thread of longer work."""
-    return most if getattr(_this_thread, "turns", None) is None else min(most, _PIECE_TOKENS)
+def piece_tokens(max_tokens: int) -> int:
+    """Return how many tokens of a pass to run between two pauses: `max_tokens`, or fewer in a thread of longer work."""
+    return max_tokens if getattr(_this_thread, "turns", None) is None else min(max_tokens, _PIECE_TOKENS)

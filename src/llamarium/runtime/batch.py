@@ -107,11 +107,11 @@ def pack(spans: Sequence[Span], block_size: int = BLOCK_SIZE) -> Batch:
 
 def _tables(spans: Sequence[Span], block_size: int) -> NDArray[np.int32]:
     """Return the block tables, (R, blocks of the longest), cut after the block of each span's last token."""
-    needed = [(span.start + len(span.token_ids) - 1) // block_size + 1 for span in spans]
+    num_blocks = [(span.start + len(span.token_ids) - 1) // block_size + 1 for span in spans]
     if len(spans) == 1:
-        return np.array([spans[0].blocks[: needed[0]]], np.int32)
-    tables = np.zeros((len(spans), max(needed)), np.int32)
-    for row, (span, count) in enumerate(zip(spans, needed, strict=True)):
+        return np.array([spans[0].blocks[: num_blocks[0]]], np.int32)
+    tables = np.zeros((len(spans), max(num_blocks)), np.int32)
+    for row, (span, count) in enumerate(zip(spans, num_blocks, strict=True)):
         tables[row, :count] = span.blocks[:count]
     return tables
 
@@ -239,16 +239,16 @@ class BlockTable:
         Raises:
             MemoryBudgetError: If no block is free for the copy.
         """
-        other = BlockTable(self._pool)
-        whole, rest = divmod(num_tokens, self._pool.block_size)
-        other.share(self.blocks[:whole])
+        table = BlockTable(self._pool)
+        num_whole, rest = divmod(num_tokens, self._pool.block_size)
+        table.share(self.blocks[:num_whole])
         if rest:
             try:
-                other.copy(self.blocks[whole], copy_block)
+                table.copy(self.blocks[num_whole], copy_block)
             except BaseException:
-                other.release()
+                table.release()
                 raise
-        return other
+        return table
 
     def share(self, blocks: Sequence[int]) -> None:
         """Append blocks that another sequence has computed."""

@@ -56,11 +56,11 @@ def _state(model: nn.Module, shared: Collection[int]) -> Iterator[object]:
         for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
             yield base, [(name, value) for name, value in vars(base).items() if isinstance(value, FunctionType)]
     for name, module in model.named_modules(remove_duplicate=False):
-        own = vars(module)
-        yield name, id(module), *own["_forward_hooks"], *own["_forward_pre_hooks"]
-        for key, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
+        attributes = vars(module)
+        yield name, id(module), *attributes["_forward_hooks"], *attributes["_forward_pre_hooks"]
+        for key, tensor in (*attributes["_parameters"].items(), *attributes["_buffers"].items()):
             yield key, None if tensor is None else _identity(tensor, shared)
-        for key, value in own.items():
+        for key, value in attributes.items():
             if key not in _OWN and not key.startswith("_") and not isinstance(value, torch.Tensor):
                 yield key, value if isinstance(value, (bool, int, float, str)) else id(value)
 

@@ -83,8 +83,8 @@ def check_edit(config: ModelConfig, edit: Edit) -> None:
 def _check_added(edit: Edit, size: int) -> None:
     shape = getattr(edit.add, "shape", None)
     if shape is None or tuple(shape) != (size,):
-        shown = show_value(edit.add) if shape is None else tuple(shape)
-        raise InputError(f"the shape of the vector added to {edit.part} is {shown}; expected ({size},)")
+        actual = show_value(edit.add) if shape is None else tuple(shape)
+        raise InputError(f"the shape of the vector added to {edit.part} is {actual}; expected ({size},)")
     if (added := edit.added()) is not None and not np.isfinite(added).all():
         raise InputError(f"the vector added to {edit.part} has NaN or infinite values; expected finite numbers")
 

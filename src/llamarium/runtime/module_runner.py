@@ -84,9 +84,9 @@ class ModuleRunner:
             weight = getattr(module, "weight", None)
             if isinstance(weight, Tensor) and not (tied and name == "lm_head"):
                 key = f"{name.replace('.base_layer', '')}.weight"
-                own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+                tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
                 bias = getattr(module, "bias", None)
-                num_bytes = sum(tensor.nbytes for tensor in own if not tensor.is_meta and tensor is not bias)
+                num_bytes = sum(tensor.nbytes for tensor in tensors if not tensor.is_meta and tensor is not bias)
                 by_key[key] = HeldWeight(key, _type_name(module), _shape(module), num_bytes)
                 if isinstance(bias, Tensor):
                     bias_key, type_name = f"{key.removesuffix('.weight')}.bias", _float_name(bias)
@@ -208,15 +208,15 @@ class ModuleRunner:
         ids_1M = torch.from_numpy(batch.token_ids).to(device).unsqueeze(0)
         positions_1M = torch.from_numpy(batch.positions).to(device, torch.int64).unsqueeze(0)
         rows_W = torch.from_numpy(batch.logit_rows).to(device, torch.int64)
-        seen = _Attend(PagedAttend(cache, _segments(batch, cache), self.config.sliding_window), taps)
+        attend = _Attend(PagedAttend(cache, _segments(batch, cache), self.config.sliding_window), taps)
         model = self.model if taps is None and batch.edits is None else shell_of(self.model)
         _hook_edits(model, batch)
         if taps is not None:
             watch(model, taps)
-        own = vars(model)  # calling the parts of a hooked or patched model would skip its hooks
-        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
-            return _on_host(model(ids_1M, positions_1M, seen)[0][rows_W])
-        hidden_WD = model.model(ids_1M, positions_1M, seen)[0][rows_W]
+        attributes = vars(model)  # calling the parts of a hooked or patched model would skip its hooks
+        if attributes["_forward_hooks"] or attributes["_forward_pre_hooks"] or "forward" in attributes:
+            return _on_host(model(ids_1M, positions_1M, attend)[0][rows_W])
+        hidden_WD = model.model(ids_1M, positions_1M, attend)[0][rows_W]
         if taps is None:
             return _on_host(self.model.logits(hidden_WD))
         rows = [self.model.logits(hidden_1D) for hidden_1D in hidden_WD.split(1)]
@@ -292,9 +292,9 @@ def _segments(batch: Batch, cache: PagedCache) -> list[Segment]:
     segments: list[Segment] = []
     for begin, end in zip([0, *borders.tolist()], [*borders.tolist(), len(batch.sequences)], strict=True):
         start, table = int(batch.positions[begin]), batch.block_tables[batch.sequences[begin]].tolist()
-        used = table[: -(-(start + end - begin) // cache.block_size)]
+        used_blocks = table[: -(-(start + end - begin) // cache.block_size)]
         follow = (np.diff(batch.positions[begin:end]) == 1).all()
-        if not follow or start + end - begin > len(table) * cache.block_size or max(used) >= cache.num_blocks:
+        if not follow or start + end - begin > len(table) * cache.block_size or max(used_blocks) >= cache.num_blocks:
             raise InputError("the batch has positions that are not consecutive, or blocks outside the KV cache")
         slots = find_slots(table, cache.block_size, start + end - begin, cache.device)
         segments.append(Segment(slice(begin, end), start, slots))

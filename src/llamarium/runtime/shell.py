@@ -104,7 +104,9 @@ def on_host(values: Tensor) -> NDArray[np.float32]:
 def shell_of(module: ModuleT) -> ModuleT:
     """Return a copy of a module tree that shares every parameter and buffer, but no hook tables."""
     shell = copy.copy(module)
-    own = shell.__dict__
-    own["_modules"] = {name: None if child is None else shell_of(child) for name, child in own["_modules"].items()}
-    own |= {name: own[name].copy() for name in _HOOKS}
+    attributes = shell.__dict__
+    attributes["_modules"] = {
+        name: None if child is None else shell_of(child) for name, child in attributes["_modules"].items()
+    }
+    attributes |= {name: attributes[name].copy() for name in _HOOKS}
     return shell

@@ -124,10 +124,10 @@ def read_scaling(data: Mapping[str, Any], context: int, source: str) -> RopeScal
 
     def value(name: str, default: float) -> float:
         key = f"llama.{name}"
-        found = _number(data, key, source) if key in data else default
-        if not math.isfinite(found):
-            raise CheckpointError(f"{source}: {key} is {found}; expected a finite number")
-        return found
+        number = _number(data, key, source) if key in data else default
+        if not math.isfinite(number):
+            raise CheckpointError(f"{source}: {key} is {number}; expected a finite number")
+        return number
 
     old = value("rope.scale_linear", 0.0)  # the older key; 0 is none
     factor = value("rope.scaling.factor", old) or 1.0
@@ -176,10 +176,12 @@ def _vocab_size(file: GGUFFile, source: str) -> int:
     if "token_embd.weight" not in file.tensors:
         raise CheckpointError(f"{source}: there is no token_embd.weight; this file holds no whole Llama")
     rows = file.tensors["token_embd.weight"].shape[0]
-    said = _integer(file.metadata, "llama.vocab_size", source, default=rows)
+    vocab_size = _integer(file.metadata, "llama.vocab_size", source, default=rows)
     tokens = file.metadata.get("tokenizer.ggml.tokens", [])
-    if said != rows:
-        raise CheckpointError(f"{source}: llama.vocab_size is {said}, token_embd.weight has {counted(rows, 'row')}")
+    if vocab_size != rows:
+        raise CheckpointError(
+            f"{source}: llama.vocab_size is {vocab_size}, token_embd.weight has {counted(rows, 'row')}"
+        )
     if isinstance(tokens, list) and len(tokens) > rows:
         raise CheckpointError(
             f"{source}: {counted(len(tokens), 'token')}, but token_embd.weight has {counted(rows, 'row')}"
@@ -225,8 +227,8 @@ def _find_scaling(
         scaling = RopeScaling(
             factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=original
         )
-        made = plain / rope_frequencies(dataclasses.replace(config, rope_scaling=scaling))
-        if np.allclose(made, factors, rtol=2e-5, atol=0.0):  # float32 noise in the blend; the next factor is far
+        divisors = plain / rope_frequencies(dataclasses.replace(config, rope_scaling=scaling))
+        if np.allclose(divisors, factors, rtol=2e-5, atol=0.0):  # float32 noise in the blend; the next factor is far
             return scaling
     raise UnsupportedFormatError(
         f"{source}: the divisors in {ROPE_FREQS} are not those of Llama 3.1's scaling with low_freq_factor 1, "
@@ -268,8 +270,8 @@ def _number(data: Mapping[str, Any], key: str, source: str) -> float:
 
 
 def _bad(data: Mapping[str, Any], key: str, source: str, expected: str) -> CheckpointError:
-    found = f"is {show_value(data[key])}" if key in data else "is missing"
-    return CheckpointError(f"{source}: metadata {key} {found}; expected {expected}")
+    problem = f"is {show_value(data[key])}" if key in data else "is missing"
+    return CheckpointError(f"{source}: metadata {key} {problem}; expected {expected}")
 
 
 def _token_id(data: Mapping[str, Any], name: str, source: str) -> int | None:

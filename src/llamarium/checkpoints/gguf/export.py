@@ -93,9 +93,9 @@ def rope_factors(config: ModelConfig, scaling: RopeScaling) -> NDArray[np.float3
     wavelengths = 2 * math.pi * np.float32(config.rope_theta) ** exponents
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     assert low is not None and high is not None and scaling.original_max_position_embeddings is not None
-    kept = (scaling.original_max_position_embeddings / wavelengths - low) / (high - low)
-    factors = 1 / ((1 - kept) / scaling.factor + kept)
-    return np.where(kept <= 0, scaling.factor, np.where(kept >= 1, 1, factors)).astype(np.float32)
+    unscaled_share = (scaling.original_max_position_embeddings / wavelengths - low) / (high - low)
+    factors = 1 / ((1 - unscaled_share) / scaling.factor + unscaled_share)
+    return np.where(unscaled_share <= 0, scaling.factor, np.where(unscaled_share >= 1, 1, factors)).astype(np.float32)
 
 
 def permute(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
@@ -130,15 +130,15 @@ def _encode(weight: OutputTensor, config: ModelConfig, kind: str) -> memoryview:
 
 def _warn_of_short_rows(weights: Sequence[OutputTensor], config: ModelConfig, mixture: Mixture) -> None:
     """Warn of matrices that do not get the type that was chosen; not of those that get a better one."""
-    wanted, short = mixture.type_name, dict[str, list[str]]()
+    chosen, short = mixture.type_name, dict[str, list[str]]()
     for weight in weights:
         kind = type_of(weight.key, weight.shape, config, mixture)
-        if len(weight.shape) == 2 and kind != wanted == wanted_type(weight.key, config, mixture):
+        if len(weight.shape) == 2 and kind != chosen == wanted_type(weight.key, config, mixture):
             short.setdefault(kind, []).append(_gguf_name(weight.key))
     for kind, names in short.items():
         warn_caller(
             f"{len(names)} matrices, such as {names[0]}, are written as {kind}: their rows are no whole number of "
-            f"{wanted}'s blocks of {block_format(wanted).block_size}"
+            f"{chosen}'s blocks of {block_format(chosen).block_size}"
         )
 
 
@@ -188,9 +188,9 @@ def scaling_fields(scaling: RopeScaling) -> dict[str, Any]:
         )
     # llama.cpp multiplies with `magnitude` itself.
     of_attention = (scaling.attention_factor or 1.0) / magnitude(scaling.factor)
-    others = {"attn_factor": (of_attention, 1.0), "yarn_beta_fast": (scaling.beta_fast, 32.0)}
-    others["yarn_beta_slow"] = scaling.beta_slow, 1.0
-    return fields | {f"rope.scaling.{name}": value for name, (value, usual) in others.items() if value != usual}
+    yarn_fields = {"attn_factor": (of_attention, 1.0), "yarn_beta_fast": (scaling.beta_fast, 32.0)}
+    yarn_fields["yarn_beta_slow"] = scaling.beta_slow, 1.0
+    return fields | {f"rope.scaling.{name}": value for name, (value, usual) in yarn_fields.items() if value != usual}
 
 
 def _end_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> dict[str, int]:

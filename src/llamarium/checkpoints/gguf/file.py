@@ -141,10 +141,10 @@ class _Reader:
 
     def charge(self, count: int, least_bytes: int, cost: int) -> None:
         """Refuse `count` items of at least `least_bytes` in the file and `cost` in memory before they are read."""
-        left = self.size - self.pos
-        if count * least_bytes > left:
+        num_left = self.size - self.pos
+        if count * least_bytes > num_left:
             raise self.fault(
-                f"{counted(count, 'item')} of at least {least_bytes} bytes announced, {counted(left, 'byte')} left"
+                f"{counted(count, 'item')} of at least {least_bytes} bytes announced, {counted(num_left, 'byte')} left"
             )
         self.budget -= count * cost
         self.items -= count
@@ -164,8 +164,8 @@ class _Reader:
             raise CheckpointError(f"{escape(self.path)}: is no GGUF file: begins with {magic!r}; expected b'GGUF'")
         if version not in (2, 3):
             swapped = version >= 2**16
-            found = "a big-endian file" if swapped else f"GGUF version {version}"
-            raise self.unsupported(f"{found}; read are versions 2 and 3, little-endian: convert the model anew")
+            version_text = "a big-endian file" if swapped else f"GGUF version {version}"
+            raise self.unsupported(f"{version_text}; read are versions 2 and 3, little-endian: convert the model anew")
         self.where = "the metadata"
         self.charge(num_entries, 13, _ENTRY_COST)  # a length, a type and a value of one byte
         metadata = self.read_metadata(num_entries)
@@ -184,11 +184,11 @@ class _Reader:
             metadata[key] = self.read_array(depth=1) if kind == _ARRAY else self.read_values(kind, 1)[0]
         return metadata
 
-    def read_name(self, table: str, what: str, others: Container[str]) -> str:
+    def read_name(self, table: str, subject: str, others: Container[str]) -> str:
         """Read the name that an entry of a table begins with, and that none of the others has."""
         self.where = table
         (name,) = self.read_strings(1)
-        self.where = f"{what} {escape(name, 80)}"
+        self.where = f"{subject} {escape(name, 80)}"
         if name in others:
             raise self.fault("is there twice")
         return name
@@ -239,22 +239,24 @@ class _Reader:
     def walk(self, count: int) -> list[int]:
         """Return where each of `count` strings, with its length in front, begins, and where the last one ends."""
         data, begin = self.data, self.pos
-        left, unpack = self.size - begin, _U64.unpack_from
+        num_left, unpack = self.size - begin, _U64.unpack_from
         places, pos = [0], 0
         for _ in range(count):
             start = pos + 8
-            if start > left:
+            if start > num_left:
                 raise self.fault(f"a string's length is cut off at {self.size}")
             pos = start + unpack(data, begin + pos)[0]
-            if pos > left:
-                raise self.fault(f"a string of {pos - start} bytes at {begin + start}, {left - start} bytes are left")
+            if pos > num_left:
+                raise self.fault(
+                    f"a string of {pos - start} bytes at {begin + start}, {num_left - start} bytes are left"
+                )
             places.append(pos)
         return places
 
     def alignment(self, metadata: Mapping[str, Any]) -> int:
         value = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-        good = isinstance(value, int) and 0 < value <= _MAX_ALIGNMENT and not value & (value - 1)
-        if not good or value is True:
+        is_valid = isinstance(value, int) and 0 < value <= _MAX_ALIGNMENT and not value & (value - 1)
+        if not is_valid or value is True:
             self.where = "metadata general.alignment"
             raise self.fault(f"is {escape(value, 40)}; expected a power of two up to {_MAX_ALIGNMENT}")
         return value
@@ -279,8 +281,8 @@ class _Reader:
         self.where = f"tensor {escape(name, 80)}"
         layout = _FORMAT_BY_NUMBER.get(ggml_type)
         if layout is None:
-            shown = f"{ggml_type} ({_UNREAD_TYPES.get(ggml_type, 'unknown')})"
-            raise self.unsupported(f"{self.where} has ggml type {shown}; read are {', '.join(GGML_TYPES)}")
+            type_text = f"{ggml_type} ({_UNREAD_TYPES.get(ggml_type, 'unknown')})"
+            raise self.unsupported(f"{self.where} has ggml type {type_text}; read are {', '.join(GGML_TYPES)}")
         if not shape or 0 in shape:
             raise self.fault(f"has shape {shape}; expected at least one dimension, and none of 0")
         if shape[-1] % layout.block_size:
@@ -298,8 +300,8 @@ class _Reader:
         for tensor in sorted(tensors.values(), key=lambda t: t.offset):
             self.where = f"tensor {escape(tensor.name, 80)}"
             if tensor.offset != end:
-                how = "overlaps the tensor before it" if tensor.offset < end else "leaves a gap"
-                raise self.fault(f"{how}: begins at {tensor.offset}, expected at {end}")
+                problem = "overlaps the tensor before it" if tensor.offset < end else "leaves a gap"
+                raise self.fault(f"{problem}: begins at {tensor.offset}, expected at {end}")
             end = _align(tensor.offset + tensor.num_bytes, alignment)
         self.where = "the end"
         if self.size > end:
@@ -342,11 +344,11 @@ def write_gguf(
     with atomic_file(path) as file:
         _write_padded(file, b"".join(header), alignment)
         for name, (type_name, shape, data) in tensors.items():
-            made = data if isinstance(data, bytes) else data()
-            if len(made) != (num_bytes := _num_bytes(shape, block_format(type_name))):
-                found = f"{len(made)} bytes; {type_name} {shape} has {num_bytes}"
-                raise CheckpointError(f"{escape(path)}: tensor {escape(name, 80)}: {found}")
-            _write_padded(file, made, alignment)
+            content = data if isinstance(data, bytes) else data()
+            if len(content) != (num_bytes := _num_bytes(shape, block_format(type_name))):
+                problem = f"{len(content)} bytes; {type_name} {shape} has {num_bytes}"
+                raise CheckpointError(f"{escape(path)}: tensor {escape(name, 80)}: {problem}")
+            _write_padded(file, content, alignment)
 
 
 def _write_padded(file: BinaryIO, data: bytes | memoryview, alignment: int) -> None:

@@ -77,10 +77,10 @@ class GGUFCheckpoint:
         self._tensors = file.tensors
         self._files = {part: TensorFile(part) for part in file.paths}
         factors = None
-        if (found := file.tensors.get(ROPE_FREQS)) is not None:
-            if found.type_name != "F32":
-                raise CheckpointError(f"{escape(path)}: {ROPE_FREQS} is {found.type_name}; expected F32")
-            factors = self._files[found.path].array(found.offset, found.shape, np.float32, copy=True)
+        if (tensor := file.tensors.get(ROPE_FREQS)) is not None:
+            if tensor.type_name != "F32":
+                raise CheckpointError(f"{escape(path)}: {ROPE_FREQS} is {tensor.type_name}; expected F32")
+            factors = self._files[tensor.path].array(tensor.offset, tensor.shape, np.float32, copy=True)
         self.config = gguf_config(file, factors)
         entries = {entry.key: entry for entry in map(self._entry, file.tensors.values())}
         entries |= self._zero_biases(entries)

@@ -46,7 +46,7 @@ def read_whole_gguf(path: Path) -> GGUFFile:
 
     slack = _OTHER_PARTS_SLACK // count
     files = [read_gguf(paths[0])]
-    files += [read_gguf(other, slack_bytes=slack) for other in paths[1:]]
+    files += [read_gguf(other_path, slack_bytes=slack) for other_path in paths[1:]]
     return _join(files, path)
 
 
@@ -127,6 +127,6 @@ def _check_same_metadata(first: GGUFFile, file: GGUFFile) -> None:
 def _split_integer(file: GGUFFile, key: str, default: int | None = None) -> int:
     value = file.metadata.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        found = f"is {show_value(value)}" if key in file.metadata else "is missing"
-        raise CheckpointError(f"{escape(file.path)}: metadata {key} {found}; expected a count")
+        problem = f"is {show_value(value)}" if key in file.metadata else "is missing"
+        raise CheckpointError(f"{escape(file.path)}: metadata {key} {problem}; expected a count")
     return value

@@ -78,8 +78,8 @@ def _group(key: str, tensors: Mapping[str, Located], names: dict[str, str]) -> N
     source = f"{escape(file.path)}: {escape(key, 80)}"
     names = ({"weight": key} if key in tensors else {}) | names
     components = {part: _view(*tensors[name], as_bytes=part == "weight") for part, name in names.items()}
-    found = {part: Component(tensors[name][1].dtype, components[part]) for part, name in names.items()}
-    layout = check_components(found, source)
+    typed = {part: Component(tensors[name][1].dtype, components[part]) for part, name in names.items()}
+    layout = check_components(typed, source)
     return NF4Group(source, layout.shape, tuple(names.values()), components)
 
 

@@ -100,7 +100,7 @@ class CompressedTensors(Scheme):
         activations = [group.get("input_activations") for group in groups]
         kv_cache = fields.fields.get("kv_cache_scheme")
         schemes = tuple(_weights(fields, group.get("weights")) for group in groups if group.get("weights") is not None)
-        return cls(schemes, any(found is not None for found in (*activations, kv_cache)))
+        return cls(schemes, any(scheme is not None for scheme in (*activations, kv_cache)))
 
     def group(self, components: Components, shape: tuple[int, int]) -> ComponentGroup:
         """Check the components of one weight against its shape (out, in)."""
@@ -216,10 +216,10 @@ def _check_shape(components: Components, shape: tuple[int, int]) -> None:
     if "weight_shape" not in components:
         return
     components.check("weight_shape", ("I64", "I32"), [(2,)], "the weight's shape")
-    found: Sequence[int] = components.array("weight_shape").tolist()
-    if tuple(found) != shape:
+    stored_shape: Sequence[int] = components.array("weight_shape").tolist()
+    if tuple(stored_shape) != shape:
         raise CheckpointError(
-            f"{components.where('weight_shape')} is {tuple(found)}; expected {shape}, as the model's config says"
+            f"{components.where('weight_shape')} is {tuple(stored_shape)}; expected {shape}, as the model's config says"
         )
 
 
@@ -246,9 +246,9 @@ def _zeros(components: Components, bits: int, shape: tuple[int, int]) -> NDArray
     middle = np.int16(1 << (bits - 1))
     if "weight_zero_point" not in components:
         return np.full(shape, middle)
-    found = components.array("weight_zero_point")
-    if found.dtype == np.int8:  # not packed, and signed
-        return _spread(found.astype(np.int16) + middle, shape)
+    zero_points = components.array("weight_zero_point")
+    if zero_points.dtype == np.int8:  # not packed, and signed
+        return _spread(zero_points.astype(np.int16) + middle, shape)
     unpacked = unpack_down(bits)(np, components.rows("weight_zero_point"), (groups, num_rows), 0, groups)
     return unpacked.T.astype(np.int16)
 

@@ -94,8 +94,8 @@ def read_groups(
         key = f"{prefix}.weight"
         shape = expected_shape(config, key) if scheme.marks(part, tensor.dtype) else None
         if shape is not None and len(shape) == 2:
-            found = {part: tensors[f"{prefix}.{part}"] for part in scheme.parts if f"{prefix}.{part}" in tensors}
-            groups[key] = scheme.group(Components(key, found), (shape[0], shape[1]))
+            parts = {part: tensors[f"{prefix}.{part}"] for part in scheme.parts if f"{prefix}.{part}" in tensors}
+            groups[key] = scheme.group(Components(key, parts), (shape[0], shape[1]))
     if groups and scheme.rounds_inputs:
         warn_caller(
             f"{escape(source)}: activations were meant to be quantized too; here they are not, and weights are read "

@@ -121,11 +121,11 @@ def _tensor(path: Path, name: str, row: Any, start: int) -> SafetensorsTensor:
     fields = cast(Mapping[str, Any], row)
     dtype, shape, offsets = fields["dtype"], _sizes(fields["shape"]), _sizes(fields["data_offsets"])
     if not isinstance(dtype, str) or dtype not in ITEM_DTYPES:
-        known = ", ".join(ITEM_DTYPES)
-        raise UnsupportedFormatError(f"{escape(path)}: {where} has dtype {escape(dtype, 40)}; known are {known}")
+        supported = ", ".join(ITEM_DTYPES)
+        raise UnsupportedFormatError(f"{escape(path)}: {where} has dtype {escape(dtype, 40)}; known are {supported}")
     if shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
-        found = escape(f"shape {fields['shape']} and data_offsets {fields['data_offsets']}", 120)
-        raise _fault(path, f"{where} has {found}; expected sizes, and a begin not after its end")
+        actual = escape(f"shape {fields['shape']} and data_offsets {fields['data_offsets']}", 120)
+        raise _fault(path, f"{where} has {actual}; expected sizes, and a begin not after its end")
     num_bytes = math.prod(shape) * ITEM_DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != num_bytes:
         raise _fault(path, f"{where} has {offsets[1] - offsets[0]} bytes; {dtype} {shape} is {num_bytes}")
@@ -137,8 +137,10 @@ def _sizes(value: Any) -> tuple[int, ...] | None:
     if not isinstance(value, list):
         return None
     items = cast(list[Any], value)
-    good = len(items) <= 16 and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**63 for n in items)
-    return tuple(items) if good else None
+    is_valid = len(items) <= 16 and all(
+        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**63 for n in items
+    )
+    return tuple(items) if is_valid else None
 
 
 def _check_layout(path: Path, tensors: Mapping[str, SafetensorsTensor], start: int, size: int) -> None:
@@ -146,8 +148,8 @@ def _check_layout(path: Path, tensors: Mapping[str, SafetensorsTensor], start: i
     end = start
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.num_bytes)):
         if tensor.offset != end:
-            how = "overlaps the tensor before it" if tensor.offset < end else "leaves a gap"
-            raise _fault(path, f"tensor {escape(tensor.name, 80)} {how}: begins at {tensor.offset}, expected {end}")
+            problem = "overlaps the tensor before it" if tensor.offset < end else "leaves a gap"
+            raise _fault(path, f"tensor {escape(tensor.name, 80)} {problem}: begins at {tensor.offset}, expected {end}")
         end += tensor.num_bytes
     if end != size:
         raise _fault(path, f"the tensors end at {end}, the file at {size}")

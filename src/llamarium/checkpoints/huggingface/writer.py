@@ -87,9 +87,9 @@ def cast_array(values: NDArray[Any], dtype: str, key: str) -> NDArray[Any]:
             narrow = to_float32(values).astype(np.float16)
         num_bad = _num_overflows(values, narrow)
     if num_bad:
-        other = "float32" if dtype == "BF16" else "bfloat16 or float32"
+        wider = "float32" if dtype == "BF16" else "bfloat16 or float32"
         raise CheckpointError(
-            f"{escape(key)}: {counted(num_bad, 'value does', 'values do')} not fit {_LONG_NAMES[dtype]}; choose {other}"
+            f"{escape(key)}: {counted(num_bad, 'value does', 'values do')} not fit {_LONG_NAMES[dtype]}; choose {wider}"
         )
     return narrow
 
@@ -152,8 +152,8 @@ def complete_folder(
             raise OutputError(f"{escape(folder)}: already holds {name}; choose an empty folder")
         yield
         ids = {name: config.to_hf()[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        known = {name: value for name, value in ids.items() if value is not None}
-        write_json(folder / GENERATION_CONFIG, {**known, **generation_config})
+        special_ids = {name: value for name, value in ids.items() if value is not None}
+        write_json(folder / GENERATION_CONFIG, {**special_ids, **generation_config})
         if tokenizer is not None:
             tokenizer.save(folder)
         sync_tree(folder)
@@ -184,10 +184,10 @@ def write_safetensors(path: Path, weights: Iterable[OutputTensor], metadata: Map
             file.write(weight.data())
 
 
-def needs_dtype(what: str, kind: str) -> OptionError:
+def needs_dtype(subject: str, kind: str) -> OptionError:
     """Return the error for a quantized weight that is to be written without a dtype."""
     return OptionError(
-        f"{what} is quantized ({kind}) and is written unpacked only: say into which dtype (float32, bfloat16, float16)"
+        f"{subject} is quantized ({kind}) and can only be written unpacked; choose a dtype (float32, bfloat16, float16)"
     )
 
 

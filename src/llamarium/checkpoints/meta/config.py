@@ -42,18 +42,18 @@ def meta_config(folder: Path, vocab_size: int, tied: bool) -> ModelConfig:
     unknown = sorted(set(raw) - _FIELDS - _NOT_THE_MODEL)  # such as quantization_args and lora_args of 3.2's QLoRA
     if unknown:
         raise ConfigError(f"{source}: {escape(', '.join(unknown[:10]))} not supported; read are those of Llama 2 and 3")
-    said = _read_fields(raw, source)
-    if said["vocab_size"] not in (-1, vocab_size):
+    params = _read_fields(raw, source)
+    if params["vocab_size"] not in (-1, vocab_size):
         raise CheckpointError(
-            f"{source}: vocab_size is {said['vocab_size']}, the embedding has {counted(vocab_size, 'row')}"
+            f"{source}: vocab_size is {params['vocab_size']}, the embedding has {counted(vocab_size, 'row')}"
         )
-    said |= {"vocab_size": vocab_size}
+    params |= {"vocab_size": vocab_size}
     if (folder / CONFIG).exists():
-        return _merge(folder / CONFIG, said)
+        return _merge(folder / CONFIG, params)
     scaled = raw.get("use_scaled_rope", False)
     if not isinstance(scaled, bool):
         raise ConfigError(f"{source}: use_scaled_rope is {escape(scaled, 40)}; expected true or false")
-    fields: dict[str, Any] = {**said, "tie_word_embeddings": tied, **_left_out(said, scaled, source)}
+    fields: dict[str, Any] = {**params, "tie_word_embeddings": tied, **_left_out(params, scaled, source)}
     try:
         return ModelConfig(**fields)
     except ConfigError as error:
@@ -89,9 +89,9 @@ def _intermediate_size(raw: Mapping[str, Any], dim: int, source: str) -> int:
     return -(-size // multiple) * multiple
 
 
-def _left_out(said: Mapping[str, Any], scaled: bool, source: str) -> dict[str, Any]:
+def _left_out(params: Mapping[str, Any], scaled: bool, source: str) -> dict[str, Any]:
     """Return what Meta's code knew by heart, for a published shape; anything else is refused."""
-    shape, vocab_size = (said["hidden_size"], said["num_hidden_layers"]), said["vocab_size"]
+    shape, vocab_size = (params["hidden_size"], params["num_hidden_layers"]), params["vocab_size"]
     fields: dict[str, Any] = {"max_position_embeddings": 8192}
     if scaled:
         if shape not in _SCALING_FACTORS:
@@ -108,13 +108,13 @@ def _left_out(said: Mapping[str, Any], scaled: bool, source: str) -> dict[str, A
         fields = {"max_position_embeddings": 131072, "rope_scaling": scaling}
     is_llama2 = vocab_size in _SENTENCEPIECE_VOCABS and not scaled  # or Llama 1, or Code Llama
     notes: list[str] = []
-    if "rope_theta" not in said:
+    if "rope_theta" not in params:
         if not is_llama2 and vocab_size != _LLAMA3_VOCAB:
             raise ConfigError(f"{source}: rope_theta is missing; put a config.json beside it that has it")
         fields["rope_theta"] = _LLAMA2_THETA if is_llama2 else _LLAMA3_THETA
         notes.append(f"not in params.json, its code's default: rope_theta {fields['rope_theta']:g}")
     if is_llama2:
-        fields["max_position_embeddings"] = _sentencepiece_context(said)
+        fields["max_position_embeddings"] = _sentencepiece_context(params)
     if vocab_size == _LLAMA3_VOCAB:
         fields |= {"bos_token_id": 128000, "eos_token_id": (128001, 128008, 128009)}
     if is_llama2:
@@ -125,23 +125,23 @@ def _left_out(said: Mapping[str, Any], scaled: bool, source: str) -> dict[str, A
     return fields | {"notes": tuple(notes)}
 
 
-def _sentencepiece_context(said: Mapping[str, Any]) -> int:
+def _sentencepiece_context(params: Mapping[str, Any]) -> int:
     """Return the context of a release: 16384 of Code Llama, 2048 of Llama 1, 4096 of Llama 2.
 
     Code Llama has a theta of its own. Llama 1 has norm_eps 1e-6, except for 65B: that has as many key-value heads as
     query heads where Llama 2 70B, of the same width, has 8.
     """
-    if said.get("rope_theta", _LLAMA2_THETA) > _LLAMA2_THETA:
+    if params.get("rope_theta", _LLAMA2_THETA) > _LLAMA2_THETA:
         return 16384
-    is_65b = said["hidden_size"] == 8192 and said["num_key_value_heads"] == said["num_attention_heads"]
-    return 2048 if said["rms_norm_eps"] < 5e-6 or is_65b else 4096
+    is_65b = params["hidden_size"] == 8192 and params["num_key_value_heads"] == params["num_attention_heads"]
+    return 2048 if params["rms_norm_eps"] < 5e-6 or is_65b else 4096
 
 
-def _merge(path: Path, said: Mapping[str, Any]) -> ModelConfig:
+def _merge(path: Path, params: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json, which must agree with all that params.json says."""
     config = ModelConfig.from_hf(read_json_object(path, CONFIG_LIMIT_BYTES), str(path))
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    for name, value in said.items():
+    for name, value in params.items():
         if fields[name] != value:
             raise CheckpointError(
                 f"{escape(path)}: {name} is {fields[name]}, params.json beside it makes it {value}; "
@@ -153,14 +153,14 @@ def _merge(path: Path, said: Mapping[str, Any]) -> ModelConfig:
 def _positive(raw: Mapping[str, Any], name: str, source: str) -> int:
     value = raw.get(name)
     if type(value) is not int or not 0 < value < 2**31:
-        found = f"is {escape(value, 40)}" if name in raw else "is missing"
-        raise ConfigError(f"{source}: {name} {found}; expected a whole number of at least 1")
+        problem = f"is {escape(value, 40)}" if name in raw else "is missing"
+        raise ConfigError(f"{source}: {name} {problem}; expected a whole number of at least 1")
     return value
 
 
 def _number(raw: Mapping[str, Any], name: str, source: str) -> float:
     value: Any = raw.get(name)
     if type(value) not in (int, float) or not 0 < value < 1e9:
-        found = f"is {escape(value, 40)}" if name in raw else "is missing"
-        raise ConfigError(f"{source}: {name} {found}; expected a number above 0")
+        problem = f"is {escape(value, 40)}" if name in raw else "is missing"
+        raise ConfigError(f"{source}: {name} {problem}; expected a number above 0")
     return float(value)

@@ -63,11 +63,14 @@ class MetaCheckpoint:
         names = {name: state_dict_key(name, "layers", _LAYER_NAMES, _NAMES) for name in shards[0]}
         self._slices = {key: (name, [shard[name] for shard in shards]) for name, key in names.items()}
         # o_proj's width in one shard, and of the whole, a norm's length: the last shards may be missing
-        part, whole = self._width("model.layers.0.self_attn.o_proj.weight"), self._width("model.norm.weight")
-        if part and whole % part == 0 and whole // part > len(files):
-            missing = [meta_shard_name(i) for i in range(len(files), whole // part)]
+        shard_width, full_width = (
+            self._width("model.layers.0.self_attn.o_proj.weight"),
+            self._width("model.norm.weight"),
+        )
+        if shard_width and full_width % shard_width == 0 and full_width // shard_width > len(files):
+            missing = [meta_shard_name(i) for i in range(len(files), full_width // shard_width)]
             raise CheckpointError(f"{escape(path)}: {counted(len(files), 'shard')}; {list_some(missing)} is missing")
-        self._vocab_on_rows = self._width(EMBEDDING) == whole  # Llama 2 cuts by features
+        self._vocab_on_rows = self._width(EMBEDDING) == full_width  # Llama 2 cuts by features
         head = self._slices.pop(HEAD, None)
         tied = head is None or self._is_embedding(head[1])
         self.config = meta_config(path, self._shape(EMBEDDING)[0], tied)
@@ -120,8 +123,8 @@ class MetaCheckpoint:
         name, slices = self._slices[key]
         first, dim = slices[0], self._dim(key)
         if any((s.shape, s.dtype) != (first.shape, first.dtype) for s in slices):
-            found = list_some(str((tuple(s.shape), s.dtype)) for s in slices)
-            raise CheckpointError(f"{escape(self.path)}: the slices of {escape(name, 80)} differ: {found}")
+            variants = list_some(str((tuple(s.shape), s.dtype)) for s in slices)
+            raise CheckpointError(f"{escape(self.path)}: the slices of {escape(name, 80)} differ: {variants}")
         shape = list(first.shape)
         if dim is None:
             if not all(equal_by_pieces(_bytes(s), _bytes(first)) for s in slices):

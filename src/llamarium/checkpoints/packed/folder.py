@@ -115,12 +115,12 @@ def check_machine(path: Path) -> None:
 
 def _check_layout(file: Path, metadata: Mapping[str, str]) -> None:
     for name, expected in (("version", VERSION), ("layout", LAYOUT)):
-        found = metadata.get(KEYS[name])
-        if found is None:
+        value = metadata.get(KEYS[name])
+        if value is None:
             raise _fault(file, f"{KEYS[name]} is missing")
-        if found != expected:
+        if value != expected:
             raise UnsupportedFormatError(
-                f"{escape(file)}: {KEYS[name]} is {show_value(found)}; this version of Llamarium reads {expected!r}. "
+                f"{escape(file)}: {KEYS[name]} is {show_value(value)}; this version of Llamarium reads {expected!r}. "
                 f"Take the version that wrote it, or {_HOW}"
             )
 
@@ -143,11 +143,11 @@ def _entry(file: Path, tensor: SafetensorsTensor, matrix: Any) -> TensorEntry:
         tiles = shape[1] if len(shape) == 3 else 0
         expected = tiles_shape(rows, tiles, format)
         if dtype != "U8" or not tiles or shape != expected:
-            wanted = (*expected[:1], tiles or "tiles", *expected[2:])
+            expected_text = (*expected[:1], tiles or "tiles", *expected[2:])
             raise _fault(
                 file,
                 f"tensor {escape(name, 80)} is {dtype} {shape}; {rows} rows in {format.name} are "
-                f"U8 ({', '.join(map(str, wanted))})",
+                f"U8 ({', '.join(map(str, expected_text))})",
             )
         if tensor.offset % _ALIGNMENT:
             raise _fault(

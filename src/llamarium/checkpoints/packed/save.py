@@ -80,8 +80,8 @@ def _stored(weight: PackedWeight) -> OutputTensor:
     if weight.format is None:
         values = weight.read()
         if values.dtype not in _NAMES:
-            known = ", ".join(_NAMES.values())
-            raise OptionError(f"{weight.key} is {values.dtype}; expected one of {known}, or a format")
+            dtypes = ", ".join(_NAMES.values())
+            raise OptionError(f"{weight.key} is {values.dtype}; expected one of {dtypes}, or a format")
         return OutputTensor(weight.key, values.shape, _NAMES[values.dtype], lambda: values)
     if weight.format not in PACKED_FORMATS:
         raise OptionError(f"{weight.key}: format is {show_value(weight.format)}; expected {', '.join(PACKED_FORMATS)}")

@@ -95,8 +95,8 @@ def read_torch_file(path: Path) -> dict[str, Located]:
             tensors[name] = _tensor(archive, file, name, value)
             views[name] = value
         else:
-            shown = name if isinstance(name, str) else f"a {type(name).__name__}"
-            others.append(f"{shown} ({type(value).__name__})")
+            item = name if isinstance(name, str) else f"a {type(name).__name__}"
+            others.append(f"{item} ({type(value).__name__})")
     if not tensors:
         raise fault(path, f"holds no tensors by name; its items are {list_some(others) or 'none'}")
     _check_total(archive, views)
@@ -162,13 +162,13 @@ def _row_strides(view: TensorView) -> tuple[int, ...]:
 
 def _check_total(archive: Archive, views: Mapping[str, TensorView]) -> None:
     """Check that tensors are no larger than the file together, apart from one weight that another is tied to."""
-    total, largest_tied, seen = 0, 0, set[tuple[str, int]]()
+    total, largest_tied, starts = 0, 0, set[tuple[str, int]]()
     for view in views.values():
         num_bytes = math.prod(view.shape) * ITEM_DTYPES[view.storage.dtype].itemsize
         total += num_bytes
-        if (view.storage.key, view.offset) in seen:
+        if (view.storage.key, view.offset) in starts:
             largest_tied = max(largest_tied, num_bytes)
-        seen.add((view.storage.key, view.offset))
+        starts.add((view.storage.key, view.offset))
     if total - largest_tied > archive.num_bytes:
         raise CheckpointError(
             f"{escape(archive.path)}: its tensors share bytes and take {total} bytes together, more than the file's "

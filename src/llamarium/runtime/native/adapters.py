@@ -39,17 +39,17 @@ def describe_edits(edits: Sequence[tuple[Edit, ...]]) -> "ctypes.Array[structs.C
     """Return each sequence's edits as C structs, which keep the memory that they refer to alive."""
     described = [_edits(sequence_edits) for sequence_edits in edits]
     all_edits = (structs.CEdits * len(edits))(*(sequence_edits for sequence_edits, _ in described))
-    all_edits.kept = [kept for _, kept in described]  # pyright: ignore[reportAttributeAccessIssue]
+    all_edits.kept = [memory for _, memory in described]  # pyright: ignore[reportAttributeAccessIssue]
     return all_edits
 
 
 @functools.lru_cache(maxsize=256)  # a sequence has the same edits in every step
 def _edits(edits: tuple[Edit, ...]) -> tuple[structs.CEdits, list[object]]:
     """Return edits as a C struct, and the memory that it refers to."""
-    kept: list[object] = []
+    memory: list[object] = []
 
     def address(array: NDArray[np.generic] | None) -> int | None:
-        kept.append(array)
+        memory.append(array)
         return None if array is None else array.ctypes.data
 
     used_edits = [edit for edit in edits if edit.positions != ()]  # C would apply an empty list to all positions
@@ -63,4 +63,4 @@ def _edits(edits: tuple[Edit, ...]) -> tuple[structs.CEdits, list[object]]:
         )
         described_edit.factor, described_edit.add = edit.factor, address(edit.added())
         described_edit.num_positions, described_edit.positions = len(places), address(places)
-    return structs.CEdits(len(used_edits), described), [*kept, described]
+    return structs.CEdits(len(used_edits), described), [*memory, described]

@@ -96,27 +96,27 @@ class NativeCache:
             MemoryBudgetError: If there is not enough memory.
         """
         larger = NativeCache(self.config, num_blocks, self.dtype, self.block_size)
-        for new, kept in zip(larger._arrays, self._arrays, strict=True):
-            new[: len(kept)] = kept
+        for new, current in zip(larger._arrays, self._arrays, strict=True):
+            new[: len(current)] = current
         vars(self).update(vars(larger))
 
     def read(self, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Floats, Floats]:
         """Return the keys and values of a sequence's first positions, dequantized: (S, K, H) each."""
-        used = list(blocks[: -(-num_slots // self.block_size)])
-        k_BKPH, v_BKPH = (self._numbers(part, layer_idx, used) for part in "kv")
+        used_blocks = list(blocks[: -(-num_slots // self.block_size)])
+        k_BKPH, v_BKPH = (self._numbers(part, layer_idx, used_blocks) for part in "kv")
         k_SKH, v_SKH = (part.swapaxes(1, 2).reshape(-1, *part.shape[1::2])[:num_slots] for part in (k_BKPH, v_BKPH))
         return k_SKH, v_SKH
 
     def _numbers(self, part: str, layer_idx: int, blocks: list[int]) -> Floats:
         """Return the keys ("k") or values ("v") of some blocks: (B, K, P, H)."""
-        kept, scales = vars(self)[part][layer_idx][blocks], vars(self)[f"{part}_scales"]
+        stored, scales = vars(self)[part][layer_idx][blocks], vars(self)[f"{part}_scales"]
         if not scales:
-            return _floats(kept)
+            return _floats(stored)
         head_dim = self.config.head_dim
         if not blocks:
-            return np.zeros((0, *kept.shape[1:3], head_dim), np.float32)
-        kept = _codes_of_values(kept) if part == "v" else _codes_of_keys(kept)
-        return hadamard(np, values_of(np, kept, _floats(_scales_by_slot(scales[layer_idx][blocks])), head_dim))
+            return np.zeros((0, *stored.shape[1:3], head_dim), np.float32)
+        stored = _codes_of_values(stored) if part == "v" else _codes_of_keys(stored)
+        return hadamard(np, values_of(np, stored, _floats(_scales_by_slot(scales[layer_idx][blocks])), head_dim))
 
 
 def _codes_of_keys(strips_BKPX: NDArray[Any]) -> NDArray[Any]:

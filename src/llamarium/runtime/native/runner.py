@@ -101,10 +101,10 @@ class NativeRunner:
             raise InputError("the KV cache belongs to another model; expected one from this runner's new_cache")
         logits_WV = np.empty((len(batch.logit_rows), self.config.vocab_size), np.float32)
         sizes = {key: (len(batch.token_ids), *sizes_of(key[0], self.config)) for key in (taps.keys if taps else ())}
-        kept = {key: np.empty(shape, np.float32) for key, shape in sizes.items()}
+        tapped = {key: np.empty(shape, np.float32) for key, shape in sizes.items()}
         if batch.adapters is None and self._default_adapter >= 0:
             batch = replace(batch, adapters=np.full(len(batch.block_tables), self._default_adapter, np.int32))
-        described = _describe_taps(kept, self.config) if kept else None
+        described = _describe_taps(tapped, self.config) if tapped else None
         edits = None if batch.edits is None else describe_edits(batch.edits)
         adapters = None if batch.adapters is None else batch.adapters.ctypes.data
         c_batch = structs.CBatch(  # it refers to the batch's arrays
@@ -113,7 +113,7 @@ class NativeRunner:
             batch.logit_rows.ctypes.data, adapters, edits,
         )  # fmt: skip
         native.run(self._model, cache.described, c_batch, described, logits_WV.ctypes.data)
-        for key, array in kept.items():
+        for key, array in tapped.items():
             assert taps is not None
             taps.put(key, array)
         return logits_WV
@@ -218,13 +218,13 @@ def _sha256(described: object, arrays: Sequence[NDArray[Any]]) -> str:
     return hashlib.sha256(repr((described, parts)).encode()).hexdigest()
 
 
-def _describe_taps(kept: Mapping[Key, Floats], config: ModelConfig) -> structs.CTaps:
+def _describe_taps(tapped: Mapping[Key, Floats], config: ModelConfig) -> structs.CTaps:
     """Return the C struct with the addresses of the tapped activations."""
     layer_arrays = [
-        kept.get((name, layer)) for layer, name in product(range(config.num_hidden_layers), structs.TAPS_OF_A_LAYER)
+        tapped.get((name, layer)) for layer, name in product(range(config.num_hidden_layers), structs.TAPS_OF_A_LAYER)
     ]
     addresses = (ctypes.c_void_p * len(layer_arrays))(
         *(None if array is None else array.ctypes.data for array in layer_arrays)
     )
-    outer_arrays = [kept.get((name, None)) for name in ("embed", "final_norm")]
+    outer_arrays = [tapped.get((name, None)) for name in ("embed", "final_norm")]
     return structs.CTaps(*(None if array is None else array.ctypes.data for array in outer_arrays), addresses)

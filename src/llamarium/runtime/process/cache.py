@@ -71,8 +71,8 @@ def mapped(descriptor: int, config: ModelConfig, block_size: int) -> Floats:
 
 def read_past(cache: Floats, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Floats, Floats]:
     """Return a copy of the keys and values of a sequence's first positions: (S, K, H) each."""
-    used = list(blocks[: -(-num_slots // cache.shape[3])])
-    k_SKH, v_SKH = (cache[used, layer_idx, part].reshape(-1, *cache.shape[4:])[:num_slots] for part in (0, 1))
+    used_blocks = list(blocks[: -(-num_slots // cache.shape[3])])
+    k_SKH, v_SKH = (cache[used_blocks, layer_idx, part].reshape(-1, *cache.shape[4:])[:num_slots] for part in (0, 1))
     return k_SKH, v_SKH
 
 

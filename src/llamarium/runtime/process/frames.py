@@ -27,8 +27,8 @@ def send(
     described = [[array.dtype.str, array.shape] for array in arrays]
     text = dumps({**header, "arrays": described}).encode()
     length = len(text).to_bytes(4, "big")
-    sent = channel.send(length) if descriptor is None else socket.send_fds(channel, [length], [descriptor])
-    channel.sendall(length[sent:] + text)
+    num_sent = channel.send(length) if descriptor is None else socket.send_fds(channel, [length], [descriptor])
+    channel.sendall(length[num_sent:] + text)
     for array in arrays:
         channel.sendall(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
