@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from llamarium.engine.engine import Engine
 from llamarium.engine.request import EngineSequence, Request, TokenEvent
 from llamarium.errors import EngineStoppedError, FunctionError, MemoryBudgetError, OverloadedError
+from llamarium.kernels.step_priority import StepPriority
 from llamarium.kernels.threads import allowed_cpus, num_threads
-from llamarium.kernels.turns import Turns
 
 if TYPE_CHECKING:
     import asyncio
@@ -55,7 +55,7 @@ class EngineThread:
         engine: The engine; other threads may only use its `prepare` and what never changes.
         failure: The error that stopped it, or None.
         snapshot: The engine's state after its last step.
-        turns: Lets longer work in this process alternate with the engine's steps.
+        step_priority: Lets longer work in this process alternate with the engine's steps.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -63,7 +63,7 @@ class EngineThread:
         self._commands = queue.SimpleQueue[_Command]()
         self._deliver: dict[int, Deliver] = {}
         self.failure: BaseException | None = None
-        self._closing, self.turns = False, Turns()
+        self._closing, self.step_priority = False, StepPriority()
         self.snapshot = engine.snapshot()
         self._lock = threading.Lock()  # so that no request enters the queue after it was closed or has failed
         self._thread = threading.Thread(target=self._serve, name="llamarium-engine", daemon=True)
@@ -153,7 +153,7 @@ class EngineThread:
         try:
             while self._execute_commands():
                 try:
-                    with self.turns.step():
+                    with self.step_priority.step():
                         events = self.engine.step()
                 except MemoryBudgetError as error:
                     self._abort_largest(error)
@@ -163,7 +163,7 @@ class EngineThread:
                     self._hand_out(events)
         except BaseException as error:  # noqa: BLE001 - waiting callers must get any error
             self._fail(error)
-        self.turns.rest()
+        self.step_priority.release()
         self.engine.close()
 
     def _execute_commands(self) -> bool:
@@ -171,7 +171,7 @@ class EngineThread:
         while True:
             self.snapshot = self.engine.snapshot()
             if self.engine.is_idle:
-                self.turns.rest()
+                self.step_priority.release()
             try:
                 command = self._commands.get(block=self.engine.is_idle and not self._closing)
             except queue.Empty:

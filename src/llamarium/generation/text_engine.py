@@ -61,7 +61,7 @@ class TextEngine:
     """Answers many requests at once; close it, or use it in a `with`.
 
     `adapters` are folders by name. The other options are those of `EngineArguments`. `max_tokens` is the most of a
-    request, prompt and answer; `read` and `turns` are those of `EngineThread`. `prefix_index` is the prefix
+    request, prompt and answer; `read` and `step_priority` are those of `EngineThread`. `prefix_index` is the prefix
     cache's; any thread may call its `ids_of`.
 
     Raises:
@@ -102,7 +102,11 @@ class TextEngine:
             disk=disk_cache,
         )  # fmt: skip
         self._thread = EngineThread(engine)
-        self.max_tokens, self.read, self.turns = engine.max_tokens, self._thread.read, self._thread.turns
+        self.max_tokens, self.read, self.step_priority = (
+            engine.max_tokens,
+            self._thread.read,
+            self._thread.step_priority,
+        )
         self.prefix_index: PrefixIndex = engine.prefix_index
         self._directions: dict[object, Vector] = {}
         self.choices = AdapterChoices(

@@ -10,7 +10,7 @@ from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import InputError, MemoryBudgetError, show_value
 from llamarium.inspect.forward import PREFILL_CHUNK
 from llamarium.inspect.numbers import JsonView
-from llamarium.kernels.turns import piece_tokens
+from llamarium.kernels.step_priority import piece_tokens
 from llamarium.runtime.adapter import LAYER_LINEARS
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key, axis_sizes

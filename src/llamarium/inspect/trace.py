@@ -25,7 +25,7 @@ from llamarium.inspect.forward import KeptSequence, Memory, advance, batches, nu
 from llamarium.inspect.numbers import Floats, as_array, causal_mask, scores_of, softmax
 from llamarium.inspect.shapes import TracePlan, check_names, check_whole, parse_key, print_key
 from llamarium.inspect.tokens import check_ids
-from llamarium.kernels.turns import pause
+from llamarium.kernels.step_priority import pause
 from llamarium.runtime.batch import Batch, Span, pack
 from llamarium.runtime.runner import Cache, CacheDtype, Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Activation, Key, Taps

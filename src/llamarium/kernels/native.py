@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_value, warn_caller
 from llamarium.kernels.input_bits import INPUT_BITS, InputBits
+from llamarium.kernels.step_priority import pause
 from llamarium.kernels.structs import (
     CBatch,
     CCache,
@@ -36,7 +37,6 @@ from llamarium.kernels.structs import (
     Kind,
 )
 from llamarium.kernels.threads import num_threads
-from llamarium.kernels.turns import pause
 
 INTERFACE = 27
 """The `LM_INTERFACE` of the header that this file matches."""

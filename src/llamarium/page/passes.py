@@ -4,7 +4,7 @@ A pass is determined by its ids, adapter and experiment, so it can be recomputed
 Activations are cached up to a number of bytes with LRU eviction, and evicted ones are recomputed in the request's
 thread, one pass at a time. The KV cache of the newest pass is kept: a long text runs once, then only the requested
 tokens, and for a text with a common prefix only the different tokens. A trace is split into batches of 64 tokens,
-between which the engine's steps have priority (`kernels/turns.py`).
+between which the engine's steps have priority (`kernels/step_priority.py`).
 """
 
 import math

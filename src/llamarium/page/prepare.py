@@ -43,7 +43,7 @@ class Preparation:
 
     def _ask(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
         for question in (self._tokens, self._neighbors, self._depth, self._draw, self._cost):
-            with engine.turns.working(), suppress(LlamariumError):
+            with engine.step_priority.working(), suppress(LlamariumError):
                 question(llama, engine, one)
 
     def _tokens(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:

@@ -92,7 +92,7 @@ class _Worker:
         adapted: AdaptedModels = self._request.app.state.adapted
 
         def in_turn() -> T:
-            with self._engine.turns.working(end_if_unwanted):
+            with self._engine.step_priority.working(end_if_unwanted):
                 return work(adapted.of(self._llama, self._engine, self._one), self._engine)
 
         self._running = running = asyncio.ensure_future(_in_thread(self._llama, self._field, in_turn, self._gone))

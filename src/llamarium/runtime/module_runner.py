@@ -19,8 +19,8 @@ from llamarium.config import ModelConfig
 from llamarium.errors import InputError, OptionError
 from llamarium.kernels import native
 from llamarium.kernels.input_bits import InputBits
+from llamarium.kernels.step_priority import pause
 from llamarium.kernels.threads import one_torch_thread
-from llamarium.kernels.turns import pause
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaDecoderLayer
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear

@@ -250,7 +250,7 @@ def _held(
     assert asked.constraint is not None
     form, tools = asked.constraint.form, asked.constraint.tools
     tools = tools if form is None else tools.after(asked.prompts.messages)
-    with engine.turns.working():
+    with engine.step_priority.working():
         grammar, compiled = held_form(model, form, tools, settings)
     for keyword in () if grammar is None else grammar.unenforced:
         named = keyword if form is None else keyword.inside(form[0])

@@ -27,7 +27,7 @@ from llamarium.inspect.numbers import largest
 from llamarium.inspect.shapes import indices
 from llamarium.inspect.tokens import check_ids, check_token
 from llamarium.inspect.trace import Trace, trace
-from llamarium.kernels.turns import pause
+from llamarium.kernels.step_priority import pause
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.runtime.module_runner import threads_for

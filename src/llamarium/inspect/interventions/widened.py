@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llamarium.kernels.turns import pause
+from llamarium.kernels.step_priority import pause
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedEmbedding
 from llamarium.quant.packed import LinearPacked

@@ -22,8 +22,8 @@ from typing import IO, Any
 from numpy.typing import NDArray
 
 from llamarium.errors import FunctionError, escape
+from llamarium.kernels.step_priority import pause
 from llamarium.kernels.threads import num_threads
-from llamarium.kernels.turns import pause
 from llamarium.runtime.process.cache import unnamed_file
 from llamarium.runtime.process.frames import read_header, read_into, send
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from llamarium.kernels.turns import pause
+from llamarium.kernels.step_priority import pause
 from llamarium.sampling.grammar import workers
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The page's work and the engine's steps take turns: passes are cut in pieces, and none begins while a step runs."""
+"""The page's work and the engine's steps alternate: passes are cut in pieces, and none begins while a step runs."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from llamarium.api import Llama
-from llamarium.kernels.turns import Turns
+from llamarium.kernels.step_priority import StepPriority
 from llamarium.page.extension import page
 from serving import HELLO, Running, serving
 
@@ -22,7 +22,7 @@ OTHERS = list(range(400, 448))
 PATCHES: dict[str, Any] = {"source_ids": OTHERS, "token_id": 5}
 
 
-class Spied(Turns):
+class Spied(StepPriority):
     """Counts pieces and steps; once there were `most` pieces, no more begin until `go_on` is set."""
 
     def __init__(self) -> None:
@@ -52,8 +52,8 @@ def running(llama: Llama) -> Iterator[Running]:
 
 
 @pytest.fixture
-def turns(running: Running) -> Spied:
-    running.engine.turns = running.engine._thread.turns = found = Spied()  # pyright: ignore[reportPrivateUsage]
+def priority(running: Running) -> Spied:
+    running.engine.step_priority = running.engine._thread.step_priority = found = Spied()  # pyright: ignore[reportPrivateUsage]
     return found
 
 
@@ -73,42 +73,42 @@ def path(running: Running) -> str:
     ],
 )
 def test_a_pass_is_cut_in_pieces(
-    running: Running, turns: Spied, path: str, method: str, question: str, body: Any, least: int
+    running: Running, priority: Spied, path: str, method: str, question: str, body: Any, least: int
 ) -> None:
     answer = httpx.request(method, f"{path}/{question}", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
-    assert turns.num_pieces >= least
+    assert priority.num_pieces >= least
 
 
-def test_a_pass_stops_while_a_step_runs_and_goes_on_after_it(running: Running, turns: Spied, path: str) -> None:
-    turns.most = turns.num_pieces + 3
+def test_a_pass_stops_while_a_step_runs_and_goes_on_after_it(running: Running, priority: Spied, path: str) -> None:
+    priority.most = priority.num_pieces + 3
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(httpx.post, f"{path}/patches", json=PATCHES, timeout=60)
-        running.wait(lambda: turns.num_pieces == turns.most)
-        with turns.step():
-            before = turns.num_pieces
-            turns.go_on.set()
+        running.wait(lambda: priority.num_pieces == priority.most)
+        with priority.step():
+            before = priority.num_pieces
+            priority.go_on.set()
             time.sleep(0.3)
-            assert turns.num_pieces == before and not answer.done()
-        turns.rest()
+            assert priority.num_pieces == before and not answer.done()
+        priority.release()
         assert answer.result().text.count('"type":"end"') == 1
-    assert turns.num_pieces > before
+    assert priority.num_pieces > before
 
 
 def test_chats_beside_patches_say_the_same_and_the_patches_come_to_an_end(
-    running: Running, turns: Spied, path: str
+    running: Running, priority: Spied, path: str
 ) -> None:
     alone = running.post(**HELLO).json()["choices"]
-    turns.most = turns.num_pieces + 3
+    priority.most = priority.num_pieces + 3
     with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(httpx.post, f"{path}/patches", json=PATCHES, timeout=60)
-        running.wait(lambda: turns.num_pieces == turns.most)
-        num_steps = turns.num_steps
+        running.wait(lambda: priority.num_pieces == priority.most)
+        num_steps = priority.num_steps
         chat = pool.submit(running.post, **HELLO)
-        running.wait(lambda: turns.num_steps > num_steps)
-        turns.go_on.set()
+        running.wait(lambda: priority.num_steps > num_steps)
+        priority.go_on.set()
         assert chat.result().json()["choices"] == alone
         while not answer.done():
             assert running.post(**HELLO).json()["choices"] == alone
         assert answer.result().text.count('"type":"end"') == 1
-    assert turns.num_steps > num_steps
+    assert priority.num_steps > num_steps

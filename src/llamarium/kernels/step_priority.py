@@ -23,7 +23,7 @@ _BEGINNING_S = 0.005  # time for a piece's thread to wake up
 _this_thread = threading.local()
 
 
-class Turns:
+class StepPriority:
     """Coordinates one engine and any number of threads with longer work."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +51,7 @@ class Turns:
                 self._left_s = min(MOST_PIECE_S, self._left_s + SHARE * (self._clock() - began))
                 self._changed.notify_all()
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Release the cores while the engine is idle."""
         if self._is_busy:
             with self._changed:
@@ -65,14 +65,14 @@ class Turns:
         It calls `check` before the next one; an exception from it ends the work.
         """
         self._begin()
-        _this_thread.turns, _this_thread.check = self, check
+        _this_thread.step_priority, _this_thread.check = self, check
         try:
             yield
         finally:
-            _this_thread.turns = _this_thread.check = None
+            _this_thread.step_priority = _this_thread.check = None
             self._end()
 
-    def give_way(self) -> None:
+    def yield_cores(self) -> None:
         """End this thread's piece and start the next one when steps allow it."""
         self._end()
         self._begin()
@@ -109,13 +109,13 @@ class Turns:
 
 
 def pause() -> None:
-    """Let waiting engine steps run, if this thread does longer work (`Turns.working`); else do nothing.
+    """Let waiting engine steps run, if this thread does longer work (`StepPriority.working`); else do nothing.
 
     It raises what the `check` of that work raises.
     """
-    turns: Turns | None = getattr(_this_thread, "turns", None)
-    if turns is not None:
-        turns.give_way()
+    step_priority: StepPriority | None = getattr(_this_thread, "step_priority", None)
+    if step_priority is not None:
+        step_priority.yield_cores()
         check: Callable[[], None] | None = _this_thread.check
         if check is not None:
             check()
@@ -123,4 +123,4 @@ def pause() -> None:
 
 def piece_tokens(max_tokens: int) -> int:
     """Return how many tokens of a pass to run between two pauses: `max_tokens`, or fewer in a thread of longer work."""
-    return max_tokens if getattr(_this_thread, "turns", None) is None else min(max_tokens, _PIECE_TOKENS)
+    return max_tokens if getattr(_this_thread, "step_priority", None) is None else min(max_tokens, _PIECE_TOKENS)
