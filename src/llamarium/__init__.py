@@ -109,8 +109,8 @@ def __getattr__(name: str) -> Any:
 def _no_attribute(name: str) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, __all__, n=1)
-    return f"module 'llamarium' has no attribute {name!r}{f'; did you mean {near[0]}?' if near else ''}"
+    similar = get_close_matches(name, __all__, n=1)
+    return f"module 'llamarium' has no attribute {name!r}{f'; did you mean {similar[0]}?' if similar else ''}"
 
 
 def __dir__() -> list[str]:

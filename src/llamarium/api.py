@@ -226,8 +226,8 @@ class Llama(TextMethods, Measured):
         options = with_params(params, options)
         several = _are_several(prompt)
         prompts = [self.encode(p) for p in (prompt if several else [prompt])]
-        how = PassOptions(**split_options(options, PassOptions))
-        generations = complete(self, prompts, self.sampling_params(**options), how)
+        pass_options = PassOptions(**split_options(options, PassOptions))
+        generations = complete(self, prompts, self.sampling_params(**options), pass_options)
         return generations if several else generations[0].or_raise()
 
     @shows_options(SamplingParams, PassOptions, error=SamplingError)
@@ -243,8 +243,8 @@ class Llama(TextMethods, Measured):
         e| |s|o| |m|
         """
         options = with_params(params, options)
-        how = PassOptions(**split_options(options, PassOptions))
-        return stream(self, self.encode(prompt), self.sampling_params(**options), how)
+        pass_options = PassOptions(**split_options(options, PassOptions))
+        return stream(self, self.encode(prompt), self.sampling_params(**options), pass_options)
 
     @shows_options(SamplingParams, PassOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
     def chat(
@@ -259,10 +259,12 @@ class Llama(TextMethods, Measured):
         'assistant'
         """
         options = with_params(params, options)
-        how = PassOptions(**split_options(options, PassOptions))
-        given = DialogOptions(**split_options(options, DialogOptions))
-        ids, tools = read_dialog(self, messages, given, options)
-        return complete(self, [ids], self.chat_params(**options), how, new_text=True, tools=tools)[0].or_raise()
+        pass_options = PassOptions(**split_options(options, PassOptions))
+        dialog_options = DialogOptions(**split_options(options, DialogOptions))
+        ids, tools = read_dialog(self, messages, dialog_options, options)
+        return complete(self, [ids], self.chat_params(**options), pass_options, new_text=True, tools=tools)[
+            0
+        ].or_raise()
 
     @shows_options(SamplingParams, PassOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
     def stream_chat(
@@ -283,10 +285,10 @@ class Llama(TextMethods, Measured):
         8
         """
         options = with_params(params, options)
-        how = PassOptions(**split_options(options, PassOptions))
-        given = DialogOptions(**split_options(options, DialogOptions))
-        ids, tools = read_dialog(self, messages, given, options)
-        return stream(self, ids, self.chat_params(**options), how, new_text=True, tools=tools, prefix=prefix)
+        pass_options = PassOptions(**split_options(options, PassOptions))
+        dialog_options = DialogOptions(**split_options(options, DialogOptions))
+        ids, tools = read_dialog(self, messages, dialog_options, options)
+        return stream(self, ids, self.chat_params(**options), pass_options, new_text=True, tools=tools, prefix=prefix)
 
     @overload
     def embed(self, text: Prompt, *, pooling: Pooling = "mean") -> NDArray[np.float32]: ...
@@ -311,7 +313,9 @@ class Llama(TextMethods, Measured):
         """
         check_choice("pooling", pooling, get_args(Pooling))
         several = _are_several(text)
-        vectors_ND = embed_prompts(self.runner, [self.encode(one) for one in (text if several else [text])], pooling)
+        vectors_ND = embed_prompts(
+            self.runner, [self.encode(prompt) for prompt in (text if several else [text])], pooling
+        )
         return vectors_ND if several else vectors_ND[0]
 
     def conversation(self, system: str | None = None, disk_cache: DiskCache | None = None) -> "Conversation[Llama]":

@@ -66,8 +66,8 @@ def flops(config: ModelConfig, num_new: int, num_cached: int = 0, *, num_logits:
     """Return the operations of a pass over `num_new` tokens after `num_cached` ones, with `num_logits` logits."""
     matmuls = 2 * num_new * (_attention_weights(config) + _mlp_weights(config))
     head = 2 * num_logits * config.vocab_size * config.hidden_size
-    seen = _pairs(num_cached + num_new, config.sliding_window) - _pairs(num_cached, config.sliding_window)
-    attention = 4 * seen * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    num_pairs = _pairs(num_cached + num_new, config.sliding_window) - _pairs(num_cached, config.sliding_window)
+    attention = 4 * num_pairs * config.num_hidden_layers * config.num_attention_heads * config.head_dim
     return matmuls + head + attention
 
 

@@ -203,10 +203,10 @@ class SlowReaderError(LlamariumError):
 
 def escape(text: object, limit: int = 200) -> str:
     """Show `text` from a file safely: control characters escaped, at most `limit` characters."""
-    shown = str(text)[: limit + 1]  # no more than that can be seen
-    if not shown.isprintable():
-        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    escaped = str(text)[: limit + 1]  # no more than that can be seen
+    if not escaped.isprintable():
+        escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in escaped)
+    return escaped if len(escaped) <= limit else escaped[: limit - 1] + "…"
 
 
 def show_value(value: object, limit: int = 80) -> str:

@@ -52,5 +52,5 @@ def stand_in(name: str, doc: str) -> type:
     return _NeedsTorch(name, (), {"__doc__": doc, "__module__": "llamarium"})
 
 
-def _missing(purpose: str, what: str, extra: str) -> MissingPackageError:
-    return MissingPackageError(f"{purpose} needs {what}: pip install 'llamarium[{extra}]'")
+def _missing(purpose: str, package: str, extra: str) -> MissingPackageError:
+    return MissingPackageError(f"{purpose} needs {package}: pip install 'llamarium[{extra}]'")

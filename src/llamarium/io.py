@@ -167,7 +167,7 @@ def check_replaceable(
 
 def unwritable(path: Path, error: OSError) -> OutputError:
     """Return the error for a path that cannot be written, without the name of a temporary file."""
-    named = str(error.filename or path)
-    is_temporary = f"{os.sep}.{path.name}." in named or named.endswith(".part") or f"{os.sep}.saving-" in named
-    where = "" if is_temporary or named == str(path) else f" ({escape(named)})"
+    file = str(error.filename or path)
+    is_temporary = f"{os.sep}.{path.name}." in file or file.endswith(".part") or f"{os.sep}.saving-" in file
+    where = "" if is_temporary or file == str(path) else f" ({escape(file)})"
     return OutputError(f"{escape(path)}: cannot be written: {escape(error.strerror or error)}{where}")

@@ -136,8 +136,8 @@ def _hint(name: str, known: Collection[str]) -> str:
             return f": use {instead}"
         if " " in instead or "=" in instead:
             return f": {instead.replace('{name}', name)}"
-    if near := difflib.get_close_matches(name, known, n=1):
-        return f": did you mean {near[0]}?"
+    if similar := difflib.get_close_matches(name, known, n=1):
+        return f": did you mean {similar[0]}?"
     return f"; there are: {', '.join(known)}"
 
 
@@ -164,13 +164,13 @@ def shows_options(
         if not is_checked:
             function.__dict__["__signature__"] = signature
             return function
-        known = [name for name in signature.parameters if name not in ("self", "cls")]
+        option_names = [name for name in signature.parameters if name not in ("self", "cls")]
         names = frozenset(signature.parameters)
 
         @functools.wraps(function)
         def checked(*args: Any, **options: Any) -> Any:
             if not names.issuperset(options):
-                raise error(unknown_names([name for name in options if name not in names], known))
+                raise error(unknown_names([name for name in options if name not in names], option_names))
             return function(*args, **options)
 
         checked.__dict__["__signature__"] = signature
@@ -202,16 +202,18 @@ def _declared(source: object) -> Iterator[tuple[str, object]]:
         yield from ((item.name, item.default) for item in fields(source) if item.default is not MISSING)
     else:
         parameters = inspect.signature(cast(Callable[..., Any], source)).parameters.values()
-        yield from ((one.name, one.default) for one in parameters if one.default is not one.empty)
+        yield from (
+            (parameter.name, parameter.default) for parameter in parameters if parameter.default is not parameter.empty
+        )
 
 
 def _signature(function: Callable[..., Any], declared: Mapping[str, object]) -> inspect.Signature:
-    own = inspect.signature(function)
-    parameters = list(own.parameters.values())
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
     if parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:
         (unpacked,) = get_args(parameters.pop().annotation)
         parameters += [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=declared.get(name), annotation=hint)
             for name, hint in unpacked.__annotations__.items()
         ]
-    return own.replace(parameters=parameters)
+    return signature.replace(parameters=parameters)

@@ -80,9 +80,9 @@ class AnswerRows:
         _check(options)  # before the model is loaded
         self._options = options
         llama = llamarium.load(model, **(loading or {}))
-        given = options.copy()
-        check_timeout(split_options(given, RequestOptions).get("timeout_s"))
-        compiled(llama, llama.sampling_params(**given))
+        copied = options.copy()
+        check_timeout(split_options(copied, RequestOptions).get("timeout_s"))
+        compiled(llama, llama.sampling_params(**copied))
         self._engine = llama.engine(**(engine or EngineArguments()))
 
     def __call__(self, batch: Table) -> Table:
@@ -93,12 +93,12 @@ class AnswerRows:
         import pyarrow
 
         _check_table(batch)
-        begun = [self._begin(row) for row in batch.to_pylist()]
+        started = [self._begin(row) for row in batch.to_pylist()]
         counts: dict[str, Any] = dict.fromkeys(("num_input_tokens", "num_generated_tokens"), pyarrow.int64())
         schema = pyarrow.schema([(name, counts.get(name, pyarrow.string())) for name in Answered.__annotations__])
-        answered = pyarrow.Table.from_pylist([_finish(one) for one in begun], schema)
+        results = pyarrow.Table.from_pylist([_finish(started_row) for started_row in started], schema)
         columns = {name: batch[name] for name in batch.column_names}
-        return pyarrow.table(columns | {name: answered[name] for name in answered.column_names})
+        return pyarrow.table(columns | {name: results[name] for name in results.column_names})
 
     def close(self) -> None:
         """Stop the engine; Ray ends an actor with its process."""
@@ -107,11 +107,11 @@ class AnswerRows:
     def _begin(self, row: dict[str, Any]) -> "Answers | LlamariumError":
         # a table has every field that one of its rows has
         messages, prompt = without_nulls(row.get("messages")), row.get("prompt")
-        own = without_nulls(row.get("sampling_params")) or {}
+        row_options = without_nulls(row.get("sampling_params")) or {}
         try:
-            if not isinstance(own, dict):
-                raise InputError(f"sampling_params is {show_value(own)}; expected options by their names")
-            options = cast(StreamKeywords, {**self._options, **cast(dict[str, Any], own)})
+            if not isinstance(row_options, dict):
+                raise InputError(f"sampling_params is {show_value(row_options)}; expected options by their names")
+            options = cast(StreamKeywords, {**self._options, **cast(dict[str, Any], row_options)})
             _check(options)
             if messages is not None and prompt is None:
                 return self._engine.stream_chat(messages, **options)
@@ -143,12 +143,14 @@ class AnswerLines:
         served_model_name: str | None = None,
     ) -> None:
         llama = llamarium.load(model, **(loading or {}))
-        how = engine or EngineArguments()
-        self._engine = llama.engine(**how)
-        given = ModelLoader[tuple[ServedModel, TextEngine]](lambda _: (llama, self._engine))
-        given.wait()
-        most = how.get("max_num_seqs", MAX_NUM_SEQS)
-        self._service = Service(given, Settings(max_num_seqs=most, max_queue=sys.maxsize, request_timeout_s=None))
+        arguments = engine or EngineArguments()
+        self._engine = llama.engine(**arguments)
+        loader = ModelLoader[tuple[ServedModel, TextEngine]](lambda _: (llama, self._engine))
+        loader.wait()
+        max_num_seqs = arguments.get("max_num_seqs", MAX_NUM_SEQS)
+        self._service = Service(
+            loader, Settings(max_num_seqs=max_num_seqs, max_queue=sys.maxsize, request_timeout_s=None)
+        )
         self._names = (served_model_name or public_name(model, (loading or {}).get("adapter"), {}),)
 
     def __call__(self, batch: Table) -> Table:
@@ -167,7 +169,9 @@ class AnswerLines:
         lines = read_lines(io.BytesIO("\n".join(texts).encode()))
         batch_of_lines = BatchRun(self._service, self._names, answers.append, warn_caller, BatchProgress(len(texts)))
         asyncio.run(batch_of_lines.run(lines))
-        return pyarrow.table({"answer": pyarrow.array([one.decode().rstrip() for one in answers], pyarrow.string())})
+        return pyarrow.table(
+            {"answer": pyarrow.array([answer.decode().rstrip() for answer in answers], pyarrow.string())}
+        )
 
     def close(self) -> None:
         """Stop the engine; Ray ends an actor with its process."""
@@ -193,11 +197,11 @@ def _check(options: Mapping[str, object]) -> None:
             raise InputError(f"{name}: a row is a text, without tools and documents; `llamarium batch` takes them")
 
 
-def _finish(begun: "Answers | LlamariumError") -> Answered:
+def _finish(started: "Answers | LlamariumError") -> Answered:
     try:
-        if isinstance(begun, LlamariumError):
-            raise begun
-        generation = begun.result()
+        if isinstance(started, LlamariumError):
+            raise started
+        generation = started.result()
     except EngineStoppedError:
         raise
     except LlamariumError as error:

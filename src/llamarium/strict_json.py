@@ -115,8 +115,8 @@ def without_nulls(value: Any) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        seen = set[str]()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        names = set[str]()
+        twice = next(name for name, _ in pairs if name in names or names.add(name))
         raise NotJson(f"an object has the key {show_value(twice)} twice")
     return value
 

@@ -181,9 +181,9 @@ def test_damaged_weights_are_an_error_and_no_number(llama: llamarium.Llama, fold
     whole = llamarium.load(folder, dtype="float32", device="cpu")
     with torch.no_grad():
         llama.model.model.norm.weight[0] = float("nan")
-    with pytest.raises(LlamariumError, match="the model says NaN of this text"):
+    with pytest.raises(LlamariumError, match="the model returns NaN for this text"):
         llama.perplexity(TEXT)
-    with pytest.raises(LlamariumError, match="measured against says NaN"):
+    with pytest.raises(LlamariumError, match="measured against returns NaN"):
         whole.divergence(TEXT, against=llama)
 
 

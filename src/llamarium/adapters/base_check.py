@@ -74,10 +74,10 @@ def trained_quantized(metadata: Mapping[str, str]) -> str | None:
     """
     if QUANTIZED_KEY in metadata:
         return metadata[QUANTIZED_KEY]
-    held = metadata.get(LINEARS_KEY, "").rpartition(":")[0].split("+")
-    if any(name.startswith("Linear4bit") for name in held):
+    types = metadata.get(LINEARS_KEY, "").rpartition(":")[0].split("+")
+    if any(name.startswith("Linear4bit") for name in types):
         return "NF4"
-    return "none" if held == ["plain"] else None
+    return "none" if types == ["plain"] else None
 
 
 class Base(Protocol):
@@ -116,11 +116,11 @@ def sha256(parts: Iterable[NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def same_linears(saved: str, found: str) -> bool | None:
+def same_linears(saved: str, current: str) -> bool | None:
     """Return whether two `linears_fingerprint`s are equal; None if the Linears have different types."""
-    if saved == found:
+    if saved == current:
         return True
-    return False if saved.rpartition(":")[0] == found.rpartition(":")[0] else None
+    return False if saved.rpartition(":")[0] == current.rpartition(":")[0] else None
 
 
 def check_base(base: Base, saved: SavedAdapter, stored: Callable[[], str] | None = None) -> None:
@@ -132,10 +132,10 @@ def check_base(base: Base, saved: SavedAdapter, stored: Callable[[], str] | None
     Raises:
         CheckpointError: If it is another base, or contains the adapter already.
     """
-    here = None if stored is None else stored()
-    if here is not None and here == saved.metadata.get(STORED_KEY):
+    fingerprint = None if stored is None else stored()
+    if fingerprint is not None and fingerprint == saved.metadata.get(STORED_KEY):
         return
-    note = None if here is None else _note(saved, here)
+    note = None if fingerprint is None else _note(saved, fingerprint)
     if note is not None and note.is_file():
         return
     if _compare(base, saved) and note is not None:
@@ -160,34 +160,34 @@ def _compare(base: Base, saved: SavedAdapter) -> bool:
     folder, written, name = saved.folder, saved.metadata, saved.base_name
     if (expected := written.get(BASE_KEY)) is None:
         return False
-    found = base.fingerprint()
-    if found is None:
+    actual = base.fingerprint()
+    if actual is None:
         warn_caller("in float16 a base has no fingerprint: whether the adapter is its own is not checked")
-    elif found != expected:
-        raise _another(folder, name, expected, found)
+    elif actual != expected:
+        raise _another(folder, name, expected, actual)
     if (linears := written.get(LINEARS_KEY)) is None:
         warn_caller(
             f"{escape(folder)}: was saved by a version that did not note the base's Linears; whether the base contains "
             "this adapter already (it was merged into it) is not checked"
         )
         return False
-    here = base.linears_fingerprint()
-    if (same := same_linears(linears, here)) is True:
-        return found is not None
+    current = base.linears_fingerprint()
+    if (is_same := same_linears(linears, current)) is True:
+        return actual is not None
     contained = _is_contained(base, written.get(PROJECTION_KEY))
     if contained:
         raise CheckpointError(
             f"{escape(folder)}: the base contains this adapter already, as it was merged into it; once more would move "
             f"the weights twice as far. Take the model as it is, or load the base itself ({show_value(name)})"
         )
-    if same is False:
-        raise _another(folder, name, linears.rpartition(":")[2], here.rpartition(":")[2])
+    if is_same is False:
+        raise _another(folder, name, linears.rpartition(":")[2], current.rpartition(":")[2])
     if contained is None:
         warn_caller(
             f"{escape(folder)}: the base is stored otherwise than in training; whether it contains this adapter "
             "already is not checked"
         )
-    return found is not None and contained is not None
+    return actual is not None and contained is not None
 
 
 def _is_contained(base: Base, written: str | None) -> bool | None:
@@ -196,16 +196,16 @@ def _is_contained(base: Base, written: str | None) -> bool | None:
         before, merged = map(float, (written or "").split())
     except ValueError:
         return None
-    now = base.share()
-    if now is None or not math.isfinite(before + merged) or now.noise > abs(merged - before) / 2:
+    share = base.share()
+    if share is None or not math.isfinite(before + merged) or share.noise > abs(merged - before) / 2:
         return None
-    return abs(now.of_correction - merged) < abs(now.of_correction - before)
+    return abs(share.of_correction - merged) < abs(share.of_correction - before)
 
 
-def _another(folder: Path, name: object, expected: str, found: str) -> CheckpointError:
+def _another(folder: Path, name: object, expected: str, actual: str) -> CheckpointError:
     return CheckpointError(
         f"{escape(folder)}: the adapter was trained on another base ({show_value(name)}, fingerprint "
-        f"{escape(expected, 12)}; this one has {escape(found, 12)}); load that base"
+        f"{escape(expected, 12)}; this one has {escape(actual, 12)}); load that base"
     )
 
 

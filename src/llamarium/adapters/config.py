@@ -59,9 +59,9 @@ class LoRAConfig:
             value: object = getattr(self, name)
             _check(name, value, "true or false", isinstance(value, bool))
 
-        named = '"all-linear", a regular expression, or a tuple of names such as "q_proj"'
+        expected = '"all-linear", a regular expression, or a tuple of names such as "q_proj"'
         targets = self.target_modules
-        _check("target_modules", targets, named, bool(targets or self.modules_to_save) and _is_text(targets))
+        _check("target_modules", targets, expected, bool(targets or self.modules_to_save) and _is_text(targets))
         _check("exclude_modules", self.exclude_modules, "names or a regular expression", _is_text(self.exclude_modules))
         for name in ("layers_pattern", "modules_to_save"):
             _check(name, getattr(self, name), "a tuple of names", _are_names(getattr(self, name)))
@@ -97,8 +97,8 @@ class LoRAConfig:
         if unknown or not self.choose(modules):
             unknown = unknown or [str(self.target_modules)]
             there_are = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in modules))
-            shown = ", ".join(escape(name, 80) for name in unknown[:10])
-            raise TrainingError(f"LoRA: the model has no Linear or embedding called {shown}; there are: {there_are}")
+            missing = ", ".join(escape(name, 80) for name in unknown[:10])
+            raise TrainingError(f"LoRA: the model has no Linear or embedding called {missing}; there are: {there_are}")
 
     def saves(self, name: str) -> bool:
         """Return whether a module, by its full name, or one of its parents is in `modules_to_save`.
@@ -155,8 +155,8 @@ def _check_alpha(name: str, value: object) -> None:
     _check(name, value, "a number above 0, at most 1e6", _is_number(value) and 0 < cast(float, value) <= 1e6)
 
 
-def _check(name: str, value: object, expected: str, good: bool) -> None:
-    if not good:
+def _check(name: str, value: object, expected: str, is_valid: bool) -> None:
+    if not is_valid:
         raise TrainingError(f"LoRA: {name} is {show_value(value)}; expected {expected}")
 
 

@@ -92,8 +92,8 @@ class SavedAdapter:
 
     def without_embedding(self) -> "SavedAdapter":
         """Return the adapter without the low-rank correction of the embedding."""
-        kept = {key: values for key, values in self.tensors.items() if not key.startswith(f"{EMBED_TOKENS}.")}
-        return replace(self, tensors=kept)
+        tensors = {key: values for key, values in self.tensors.items() if not key.startswith(f"{EMBED_TOKENS}.")}
+        return replace(self, tensors=tensors)
 
 
 def module_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -126,15 +126,15 @@ def read_adapter(folder: Path, config: ModelConfig) -> SavedAdapter:
     if raw.get("ensure_weight_tying") and config.tie_word_embeddings and (EMBED_TOKENS in names) != (LM_HEAD in names):
         settings = _with_partner(settings, ranks, scales, names)
     biases = _trained_biases(raw.get("bias"), config, names)
-    whole = _whole_weights(path, config, settings, tensors, biases)
+    whole_keys = _whole_weights(path, config, settings, tensors, biases)
 
-    sized = _with_rows(path, config, whole, tensors)
+    sized = _with_rows(path, config, whole_keys, tensors)
     rows = _modules_of_tokens(path, sized, token_ids, tensors)
     expected = _low_rank_shapes(sized, names, ranks, settings)
     expected |= {f"{name}.{_ROWS}": (len(ids), config.hidden_size) for name, ids in rows.items()}
-    _check(path, expected, tensors, whole)
+    _check(path, expected, tensors, whole_keys)
 
-    values = {key: _values(path, key, *tensors[key]) for key in (*expected, *whole)}
+    values = {key: _values(path, key, *tensors[key]) for key in (*expected, *whole_keys)}
     return SavedAdapter(
         folder=folder,
         config=settings,
@@ -144,7 +144,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> SavedAdapter:
         ranks=ranks,
         scales=scales,
         tensors={key: value for key, value in values.items() if ".lora_" in key},
-        weights={key: values[key] for key in whole},
+        weights={key: values[key] for key in whole_keys},
         token_rows={name: (ids, values[f"{name}.{_ROWS}"]) for name, ids in rows.items()},
         keeps_head_tied=bool(raw.get("ensure_weight_tying"))
         or not (settings.saves(EMBED_TOKENS) or settings.saves(LM_HEAD)),
@@ -181,12 +181,12 @@ def _with_partner(
     names.append(partner)
     ranks[partner], scales[partner] = ranks[name], settings.scale_of(partner)
     targets = settings.target_modules
-    both = (*targets, partner) if isinstance(targets, tuple) else f"(?:{targets})|{re.escape(partner)}"
+    joint_targets = (*targets, partner) if isinstance(targets, tuple) else f"(?:{targets})|{re.escape(partner)}"
     rank = ranks[partner]
     alpha = scales[partner] * (rank**0.5 if settings.use_rslora else rank)
     return replace(
         settings,
-        target_modules=both,
+        target_modules=joint_targets,
         rank_pattern={partner: rank, **settings.rank_pattern},
         alpha_pattern={partner: alpha, **settings.alpha_pattern},
     )
@@ -232,8 +232,8 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         raise ModelNotFoundError(f"{escape(folder)}: no such folder; expected one with {ADAPTER_CONFIG} and {ADAPTER}")
     path = folder / ADAPTER_CONFIG
     if not path.exists():
-        what = "is a model, no adapter; expected a folder with" if (folder / CONFIG).exists() else "has no"
-        raise ModelNotFoundError(f"{escape(folder)}: {what} {ADAPTER_CONFIG}")
+        problem = "is a model, no adapter; expected a folder with" if (folder / CONFIG).exists() else "has no"
+        raise ModelNotFoundError(f"{escape(folder)}: {problem} {ADAPTER_CONFIG}")
     raw = read_json_object(path)
     check_fields(raw, path)
     return raw
@@ -297,31 +297,31 @@ def _whole_weights(
 ) -> list[str]:
     """Return the keys of an adapter's whole weights; CheckpointError if one is missing or has the wrong shape."""
     shapes = expected_shapes(config) | {HEAD: (config.vocab_size, config.hidden_size)}
-    needed = [key for key in shapes if settings.saves(key.rpartition(".")[0]) or key in biases]
-    missing = [key for key in needed if key not in tensors]
+    required = [key for key in shapes if settings.saves(key.rpartition(".")[0]) or key in biases]
+    missing = [key for key in required if key not in tensors]
     if missing:
         raise CheckpointError(
             f"{escape(path)}: {counted(len(missing), 'tensor is', 'tensors are')} missing: {list_some(missing)}"
         )
 
-    whole = [key for key in shapes if key in tensors]
-    for key in whole:
-        found, expected = tensors[key][1].shape, shapes[key]
-        fits = found[1:] == expected[1:] and len(found) == 2 if key in (EMBEDDING, HEAD) else found == expected
+    present = [key for key in shapes if key in tensors]
+    for key in present:
+        shape, expected = tensors[key][1].shape, shapes[key]
+        fits = shape[1:] == expected[1:] and len(shape) == 2 if key in (EMBEDDING, HEAD) else shape == expected
         if not fits:
-            raise CheckpointError(f"{escape(path)}: {key} has shape {found}; this base needs {expected}")
-    return whole
+            raise CheckpointError(f"{escape(path)}: {key} has shape {shape}; this base needs {expected}")
+    return present
 
 
-def _with_rows(path: Path, config: ModelConfig, whole: list[str], tensors: _Table) -> ModelConfig:
+def _with_rows(path: Path, config: ModelConfig, whole_keys: list[str], tensors: _Table) -> ModelConfig:
     """Return the config with the vocabulary size of the adapter's embedding and head."""
-    rows = {key: tensors[key][1].shape[0] for key in (EMBEDDING, HEAD) if key in whole}
+    rows = {key: tensors[key][1].shape[0] for key in (EMBEDDING, HEAD) if key in whole_keys}
     if not rows or set(rows.values()) == {config.vocab_size}:
         return config
     if len(set(rows.values())) > 1 or (len(rows) == 1 and not config.tie_word_embeddings):
-        shown = ", ".join(f"{key} {count}" for key, count in rows.items())
+        counts = ", ".join(f"{key} {count}" for key, count in rows.items())
         raise CheckpointError(
-            f"{escape(path)}: the rows of the embedding and the head differ ({shown}; the base has "
+            f"{escape(path)}: the rows of the embedding and the head differ ({counts}; the base has "
             f"{config.vocab_size}); expected both with one vocabulary"
         )
     return replace(config, vocab_size=next(iter(rows.values())))
@@ -364,7 +364,7 @@ def _low_rank_shapes(
     return shapes
 
 
-def _check(path: Path, expected: Mapping[str, tuple[int, ...]], tensors: _Table, whole: list[str]) -> None:
+def _check(path: Path, expected: Mapping[str, tuple[int, ...]], tensors: _Table, whole_keys: list[str]) -> None:
     """Check names and shapes of the low-rank tensors; one warning lists other tensors that are not used."""
     if missing := [key for key in expected if key not in tensors]:
         raise CheckpointError(
@@ -372,11 +372,11 @@ def _check(path: Path, expected: Mapping[str, tuple[int, ...]], tensors: _Table,
             f"{list_some(missing)}; expected those that "
             f"{ADAPTER_CONFIG} and this base ask for"
         )
-    extra = [key for key in tensors if key not in expected and key not in whole]
-    if wrong := [key for key in extra if ".lora_" in key or key.endswith(_ROWS)]:
+    extra = [key for key in tensors if key not in expected and key not in whole_keys]
+    if unexpected := [key for key in extra if ".lora_" in key or key.endswith(_ROWS)]:
         raise CheckpointError(
-            f"{escape(path)}: {counted(len(wrong), 'tensor is', 'tensors are')} not known: "
-            f"{list_some(wrong)}; {ADAPTER_CONFIG} and this base "
+            f"{escape(path)}: {counted(len(unexpected), 'tensor is', 'tensors are')} not known: "
+            f"{list_some(unexpected)}; {ADAPTER_CONFIG} and this base "
             "ask for no such corrections"
         )
     if extra:
@@ -391,8 +391,8 @@ def _check(path: Path, expected: Mapping[str, tuple[int, ...]], tensors: _Table,
 def _values(path: Path, key: str, file: TensorFile, tensor: SafetensorsTensor) -> _Floats:
     """Read a tensor as float32; CheckpointError if it is not finite, UnsupportedFormatError for other dtypes."""
     if tensor.dtype not in FLOATS:
-        known = ", ".join(FLOATS)
-        raise UnsupportedFormatError(f"{escape(path)}: {key} has dtype {tensor.dtype}; expected {known}")
+        supported = ", ".join(FLOATS)
+        raise UnsupportedFormatError(f"{escape(path)}: {key} has dtype {tensor.dtype}; expected {supported}")
     values = to_float32(file.array(tensor.offset, tensor.shape, FLOATS[tensor.dtype], copy=True))
     if not np.isfinite(values).all():
         raise CheckpointError(f"{escape(path)}: {key} has NaN or infinite values; the adapter is damaged")

@@ -124,7 +124,7 @@ def with_answer_ends(recommended: Mapping[str, Any], config: ModelConfig, tokeni
     A generation config without EOS ids has those of `config`.
     """
     stop_ids = recommended.get("eos_token_id", config.eos_token_id)
-    known = [stop_ids] if isinstance(stop_ids, int) else [*(stop_ids or ())]
+    eos_ids = [stop_ids] if isinstance(stop_ids, int) else [*(stop_ids or ())]
     ends = () if tokenizer.chat_format is None else tokenizer.chat_format.stop_ids
-    more = [i for i in ends if i not in known]
-    return {**recommended, "eos_token_id": [*known, *more]} if more else recommended
+    added = [i for i in ends if i not in eos_ids]
+    return {**recommended, "eos_token_id": [*eos_ids, *added]} if added else recommended

@@ -94,28 +94,30 @@ class LoRALinear(nn.Module):
     def _begin(self, generator: torch.Generator) -> None:
         """Initialize A randomly, B to zeros, and m to the norms of W's rows, so that the correction is zero."""
         bound = 1 / math.sqrt(self.in_features)  # Kaiming-uniform with a = sqrt(5)
-        drawn = torch.empty(self.lora_A.weight.shape).uniform_(-bound, bound, generator=generator)
-        self.lora_A.weight.copy_(drawn)  # drawn on the CPU, for the same values on every device
+        values = torch.empty(self.lora_A.weight.shape).uniform_(-bound, bound, generator=generator)
+        self.lora_A.weight.copy_(values)  # drawn on the CPU, for the same values on every device
         self.lora_B.weight.zero_()
         if self.lora_magnitude_vector is not None:
             self.lora_magnitude_vector.copy_(self.row_norms())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., out_features) for (..., in_features), in the base's dtype, or float32 under autocast."""
-        half = torch.is_autocast_enabled(x.device.type)
-        x = x.to(torch.get_autocast_dtype(x.device.type)) if half else x  # cast once for all products
+        is_autocast = torch.is_autocast_enabled(x.device.type)
+        x = x.to(torch.get_autocast_dtype(x.device.type)) if is_autocast else x  # cast once for all products
         y = self.base_layer(x)
         if not self.enabled:
-            return y.float() if half else y
+            return y.float() if is_autocast else y
         low = F.linear(self.lora_dropout(x), self.lora_A.weight.to(x.dtype)) * self.scale  # r numbers, not out
         correction = F.linear(low, self.lora_B.weight.to(x.dtype))
-        both = y.float() + correction if half else y + correction  # in bfloat16 a small correction would be lost
+        corrected = (
+            y.float() + correction if is_autocast else y + correction
+        )  # in bfloat16 a small correction would be lost
         if self.lora_magnitude_vector is not None:  # scales rows of the matrix, but not the bias
             bias = cast("Tensor | None", getattr(self.base_layer, "bias", None))
-            without = both if bias is None else both - bias
+            without = corrected if bias is None else corrected - bias
             scaled = without * (self.lora_magnitude_vector / self.row_norms())
-            both = scaled if bias is None else scaled + bias
-        return both if half else both.to(y.dtype)
+            corrected = scaled if bias is None else scaled + bias
+        return corrected if is_autocast else corrected.to(y.dtype)
 
     def effective_weight(self, dtype: torch.dtype) -> Tensor:
         """Return the corrected weight, (out, in), differentiable with respect to the adapters; without dropout."""

@@ -60,8 +60,8 @@ class LoRAEmbedding(nn.Module):
     @torch.no_grad()
     def _begin(self, generator: torch.Generator) -> None:
         """Initialize B randomly, A to zeros, and magnitudes to the columns' norms, so that the correction is zero."""
-        drawn = torch.empty(self.lora_embedding_B.shape).normal_(generator=generator)
-        self.lora_embedding_B.copy_(drawn)  # drawn on the CPU, for the same values on every device
+        values = torch.empty(self.lora_embedding_B.shape).normal_(generator=generator)
+        self.lora_embedding_B.copy_(values)  # drawn on the CPU, for the same values on every device
         self.lora_embedding_A.zero_()
         if self.lora_magnitude_vector is not None:
             self.lora_magnitude_vector.copy_(self.column_norms())
@@ -69,14 +69,14 @@ class LoRAEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Return the vectors (..., embedding_dim) of ids (...), in the table's dtype, or float32 under autocast."""
         y = self.base_layer(ids)
-        half = torch.is_autocast_enabled(ids.device.type)
+        is_autocast = torch.is_autocast_enabled(ids.device.type)
         if not self.enabled:
-            return y.float() if half else y
+            return y.float() if is_autocast else y
         low = F.embedding(ids, self.lora_embedding_A.T) * self.scale
-        both = y.float() + F.linear(low, self.lora_embedding_B)
+        corrected = y.float() + F.linear(low, self.lora_embedding_B)
         if self.lora_magnitude_vector is not None:
-            both = both * (self.lora_magnitude_vector / self.column_norms())
-        return both if half else both.to(y.dtype)
+            corrected = corrected * (self.lora_magnitude_vector / self.column_norms())
+        return corrected if is_autocast else corrected.to(y.dtype)
 
     @torch.no_grad()
     def merged_rows(self) -> Iterator[tuple[int, int, Tensor]]:

@@ -86,26 +86,26 @@ def merge_adapter(
     base = _probe(model)
     load_adapter(model, folder, check_base=check_base)
     adapted = _probe(model)
-    kept = _merge(model, model.dtype)
+    kept_share = _merge(model, model.dtype)
     merged = _probe(model)
-    report = MergeReport(kept, _distance(adapted, base), _distance(merged, adapted), _TOLERANCES[model.dtype])
+    report = MergeReport(kept_share, _distance(adapted, base), _distance(merged, adapted), _TOLERANCES[model.dtype])
     if trained is not None:
         report = replace(report, from_trained=_distance(merged.cpu(), trained))
     dtype = str(model.dtype).removeprefix("torch.")
     noise = report.tolerance / 4  # twice the rounding error of the computation
-    most = min(report.tolerance, max(noise, report.effect / 2))
-    if not report.difference <= most:
+    limit = min(report.tolerance, max(noise, report.effect / 2))
+    if not report.difference <= limit:
         advice = "" if model.dtype is torch.float32 else "; merge in float32 (--dtype float32)"
         raise TrainingError(
             f"{escape(folder)}: the merged model's logits are {report.difference:.2%} away from the adapter's, which "
-            f"itself moves them by {report.effect:.2%}; expected at most {most:.2%} in {dtype}{advice}"
+            f"itself moves them by {report.effect:.2%}; expected at most {limit:.2%} in {dtype}{advice}"
         )
-    if kept < FULLY_KEPT:
+    if kept_share < FULLY_KEPT:
         lost = (
-            f"{escape(folder)}: only {kept:.0%} of what was learned is left in weights that are rounded to {dtype}; "
+            f"{escape(folder)}: only {kept_share:.0%} of what was learned is left in weights rounded to {dtype}; "
             "merge in float32 (--dtype float32)"
         )
-        if kept < _MIN_KEPT:
+        if kept_share < _MIN_KEPT:
             raise TrainingError(lost)
         warn_caller(lost)
     return report
@@ -142,7 +142,7 @@ def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
     kinds = (*get_args(Adapted), QuantizedLinear, QuantizedEmbedding)
     # Names, not modules: a list of modules would keep every packed weight alive until the end.
     names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
-    kept = whole = 0.0
+    kept = total = 0.0
     if isinstance(model.lm_head, LoRALinear) or isinstance(model.model.embed_tokens, LoRAEmbedding):
         # merged, the head is no longer the embedding table
         model.config = replace(model.config, tie_word_embeddings=False)
@@ -153,11 +153,11 @@ def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
         if isinstance(module, LoRALinear):
             _check_products(name, module)
             weight, part, squares = _merged(module, dtype)
-            kept, whole = kept + part, whole + squares
+            kept, total = kept + part, total + squares
             model.set_submodule(name, _linear(weight, module.base_layer))
         elif isinstance(module, LoRAEmbedding):
             weight, part, squares = _merged(module, dtype)
-            kept, whole = kept + part, whole + squares
+            kept, total = kept + part, total + squares
             model.set_submodule(name, nn.Embedding.from_pretrained(weight))
         elif isinstance(module, QuantizedEmbedding):
             model.set_submodule(name, nn.Embedding.from_pretrained(module.dequantize(dtype)))
@@ -168,7 +168,7 @@ def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
             model.set_submodule(name, _linear(module.dequantize(dtype), module))
     model.tie_weights()
     model.to(dtype).requires_grad_(False).eval()
-    return kept / whole if whole else 1.0
+    return kept / total if total else 1.0
 
 
 def _merged(adapted: Adapted, dtype: torch.dtype) -> tuple[Tensor, float, float]:
@@ -178,14 +178,14 @@ def _merged(adapted: Adapted, dtype: torch.dtype) -> tuple[Tensor, float, float]
     else:
         shape, device = (adapted.out_features, adapted.in_features), adapted.lora_A.weight.device
     weight = torch.empty(shape, dtype=dtype, device=device)
-    kept = whole = 0.0
+    kept = total = 0.0
     for start, stop, rows in adapted.merged_rows():
         base = adapted.base_rows(start, stop)
         weight[start:stop] = rows
         correction, rounded = rows - base, weight[start:stop].float() - base
         kept += (rounded * correction).sum().item()  # sync: twice per chunk, once per merge
-        whole += correction.square().sum().item()
-    return weight, kept, whole
+        total += correction.square().sum().item()
+    return weight, kept, total
 
 
 def _check_products(name: str, linear: LoRALinear) -> None:

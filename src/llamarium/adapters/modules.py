@@ -61,15 +61,15 @@ def load_adapter(
 def put_whole(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool = True) -> None:
     """Apply all of an adapter to its base, in place: corrections, including the embedding's, and whole weights."""
     on_table = EMBEDDING_A in saved.tensors and EMBED_TOKENS not in saved.token_rows
-    whole = saved.without_embedding() if on_table else saved
-    replacement = replacement_of(whole, model.config, partial(_whole_weight, model))
+    put = saved.without_embedding() if on_table else saved
+    replacement = replacement_of(put, model.config, partial(_whole_weight, model))
     has_new_rows = replacement is not None and replacement.config.vocab_size != model.config.vocab_size
     has_new_rows = has_new_rows and (LM_HEAD in saved.linears or on_table)
     # A head or table with another number of rows must be replaced before its correction is applied. Files of such
     # adapters have no fingerprint of the base, so there is nothing to check.
     if replacement is not None and has_new_rows:
         _put_replacement(model, replacement)
-    put_on(model, saved if on_table else whole, check_base=check_base and not has_new_rows, on_table=on_table)
+    put_on(model, saved if on_table else put, check_base=check_base and not has_new_rows, on_table=on_table)
     if replacement is not None and not has_new_rows:
         _put_replacement(model, replacement)
 
@@ -78,8 +78,8 @@ def put_on(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool = T
     """Apply an adapter's low-rank corrections to Linears, and `on_table` to the embedding, in place; freeze all."""
     trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
     apply_lora(model, _for_modules(saved, on_table=on_table), seed=None)
-    held = saved if on_table else saved.without_embedding()
-    tensors = {key: torch.from_numpy(values) for key, values in held.tensors.items()}
+    applied = saved if on_table else saved.without_embedding()
+    tensors = {key: torch.from_numpy(values) for key, values in applied.tensors.items()}
     model.load_state_dict(tensors, strict=False)  # names are checked already; the base's keys are missing here
     if check_base:
         try:
@@ -127,15 +127,15 @@ def _for_modules(saved: SavedAdapter, *, on_table: bool) -> LoRAConfig:
     replaced = {key.rpartition(".")[0] for key in saved.weights} | saved.token_rows.keys()
     if EMBEDDING_A in saved.tensors:
         replaced.add(EMBED_TOKENS)
-    whole = {*saved.config.modules_to_save, *replaced} - {*saved.linears} - ({EMBED_TOKENS} if on_table else set())
-    return replace(saved.config, modules_to_save=tuple(sorted(whole)))
+    names = {*saved.config.modules_to_save, *replaced} - {*saved.linears} - ({EMBED_TOKENS} if on_table else set())
+    return replace(saved.config, modules_to_save=tuple(sorted(names)))
 
 
 def _whole_weight(model: LlamaForCausalLM, key: str) -> NDArray[np.float32]:
     module = model.get_submodule(key.rpartition(".")[0])
     module = getattr(module, "base_layer", module)
-    whole = module.dequantize() if isinstance(module, QuantizedLinear | QuantizedEmbedding) else module.weight
-    return _values(cast(Tensor, whole))
+    weight = module.dequantize() if isinstance(module, QuantizedLinear | QuantizedEmbedding) else module.weight
+    return _values(cast(Tensor, weight))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,8 @@ class ModuleBase:
 
     def share(self) -> Share | None:
         """See `Base.share`."""
-        found = self.projection()
-        return None if found is None else found.share
+        projection = self.projection()
+        return None if projection is None else projection.share
 
     @torch.no_grad()
     def projection(self) -> Projection | None:

@@ -22,9 +22,9 @@ class PatternMatcher:
         """Return whether a pattern matches a whole name."""
         import regex
 
-        left = self._deadline - time.monotonic()
+        left_s = self._deadline - time.monotonic()
         try:
-            return regex.fullmatch(pattern, name, timeout=max(left, 1e-3)) is not None
+            return regex.fullmatch(pattern, name, timeout=max(left_s, 1e-3)) is not None
         except TimeoutError:
             raise TrainingError(
                 f"LoRA: the pattern {show_value(pattern)} takes longer than {_SECONDS:g} s; expected one without "

@@ -62,8 +62,8 @@ def check_fields(raw: Mapping[str, Any], path: Path) -> None:
     if base is not None and not isinstance(base, str):
         raise CheckpointError(f"{escape(path)}: base_model_name_or_path is {show_value(base)}; expected a name")
     if unknown:
-        shown = ", ".join(escape(name, 40) for name in sorted(unknown)[:10])
-        warn_caller(f"{escape(path)}: unknown fields are ignored: {shown}")
+        listed = ", ".join(escape(name, 40) for name in sorted(unknown)[:10])
+        warn_caller(f"{escape(path)}: unknown fields are ignored: {listed}")
 
 
 def lora_config(raw: Mapping[str, Any], path: Path) -> LoRAConfig:
@@ -89,11 +89,11 @@ def lora_config(raw: Mapping[str, Any], path: Path) -> LoRAConfig:
 
 def token_indices(raw: Mapping[str, Any], path: Path) -> dict[str, list[int]]:
     """Return the ids of tokens whose rows were trained, by the end of a module's name; CheckpointError if malformed."""
-    given = raw.get("trainable_token_indices") or {}
-    by_module = cast("dict[str, Any]", given if isinstance(given, dict) else {"embed_tokens": given})
+    indices = raw.get("trainable_token_indices") or {}
+    by_module = cast("dict[str, Any]", indices if isinstance(indices, dict) else {"embed_tokens": indices})
     for name, ids in by_module.items():
-        good = isinstance(ids, list) and all(type(i) is int and i >= 0 for i in cast("list[object]", ids))
-        if not good or len(set(ids)) != len(ids):
+        is_valid = isinstance(ids, list) and all(type(i) is int and i >= 0 for i in cast("list[object]", ids))
+        if not is_valid or len(set(ids)) != len(ids):
             raise CheckpointError(
                 f"{escape(path)}: trainable_token_indices of {escape(name, 80)} are {show_value(ids)}; expected a list "
                 "of different token ids"

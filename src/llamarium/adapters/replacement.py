@@ -55,8 +55,8 @@ def replacement_of(saved: SavedAdapter, config: ModelConfig, read: Callable[[str
         base = weights[HEAD] if HEAD in weights else read(EMBEDDING if tied else HEAD)
         weights[HEAD] = _with_rows(base, saved, rows_of)
 
-    same = HEAD in weights and EMBEDDING in weights and np.array_equal(weights[HEAD], weights[EMBEDDING])
-    is_tied = tied and (same or not {EMBEDDING, HEAD} & weights.keys())
+    are_equal = HEAD in weights and EMBEDDING in weights and np.array_equal(weights[HEAD], weights[EMBEDDING])
+    is_tied = tied and (are_equal or not {EMBEDDING, HEAD} & weights.keys())
     if is_tied:
         weights.pop(HEAD, None)
     for key in [key for key in weights if key != HEAD or not tied]:  # PEFT also saves unchanged weights of the base

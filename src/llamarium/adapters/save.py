@@ -56,8 +56,8 @@ def save_adapter(
         folder.mkdir(parents=True, exist_ok=True)
         weights = [_weight(PREFIX + key, tensor, full_tensor) for key, tensor in tensors.items()]
         metadata = adapter_metadata(model, base_model) if metadata is None else metadata
-        if (found := ModuleBase(model).projection()) is not None:
-            metadata = {**metadata, PROJECTION_KEY: f"{found.share.of_correction!r} {found.merged!r}"}
+        if (projection := ModuleBase(model).projection()) is not None:
+            metadata = {**metadata, PROJECTION_KEY: f"{projection.share.of_correction!r} {projection.merged!r}"}
         write_safetensors(folder / ADAPTER, weights, metadata)
         if tokenizer is not None:
             tokenizer.save(folder)
@@ -107,10 +107,12 @@ def adapter_metadata(
     base = ModuleBase(model)
     is_replaced = any(saves(model, key) for key, _ in model.named_parameters())
     fingerprint = None if is_replaced else base.fingerprint()
-    known = {} if fingerprint is None else {BASE_KEY: fingerprint, LINEARS_KEY: base.linears_fingerprint()}
-    named = {BUILTIN: base_model} if base_model is not None and base_model in BUILTINS else {}
-    told = {STORED_KEY: stored, QUANTIZED_KEY: quantized}
-    return {"format": "pt"} | known | named | {key: value for key, value in told.items() if value is not None}
+    fingerprints = {} if fingerprint is None else {BASE_KEY: fingerprint, LINEARS_KEY: base.linears_fingerprint()}
+    builtin = {BUILTIN: base_model} if base_model is not None and base_model in BUILTINS else {}
+    optional = {STORED_KEY: stored, QUANTIZED_KEY: quantized}
+    return (
+        {"format": "pt"} | fingerprints | builtin | {key: value for key, value in optional.items() if value is not None}
+    )
 
 
 def _weight(key: str, tensor: Tensor, full_tensor: Callable[[Tensor], Tensor] | None) -> OutputTensor:

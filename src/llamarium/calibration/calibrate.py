@@ -82,11 +82,11 @@ class InputStatistics:
 
     def _note(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x_MD = inputs[0].flatten(0, -2).float()
-        found = x_MD.T @ x_MD if self._wants_gram else x_MD.square().sum(0)
+        product = x_MD.T @ x_MD if self._wants_gram else x_MD.square().sum(0)
         if name in self._sums:
-            self._sums[name] += found
+            self._sums[name] += product
         else:
-            self._sums[name] = found
+            self._sums[name] = product
         self._num_tokens[name] = self._num_tokens.get(name, 0) + len(x_MD)
 
 

@@ -144,8 +144,8 @@ class CalibratedQuantizer(Quantizer):
             key, weight = f"{prefix}{name}.weight", layer.get_submodule(name).get_parameter("weight")
             if not self.fits(key):
                 continue
-            seen = None if statistics is None else statistics.of(name).numpy()
-            tiles = self._tiles[key] = self.quantize(key, weight.numpy(), self.recipe.type, seen)
+            input_statistics = None if statistics is None else statistics.of(name).numpy()
+            tiles = self._tiles[key] = self.quantize(key, weight.numpy(), self.recipe.type, input_statistics)
             bias = cast("Tensor | None", layer.get_submodule(name).bias)
             layer.set_submodule(name, self._packed(key, tiles, self.recipe.type))
             if bias is not None:

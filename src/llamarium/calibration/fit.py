@@ -83,10 +83,10 @@ def fit(weight: Floats, format: PackedFormat, *, importance: Floats | None = Non
     def piece(rows: slice) -> Bytes:
         groups = weight[rows].reshape(-1, GROUP)
         with np.errstate(all="ignore"):  # a candidate that overflows has an error of NaN and is not chosen
-            found = nearest_groups(groups, format)
+            groups_fit = nearest_groups(groups, format)
             if search:
-                found = fit_groups(groups, np.tile(columns, (len(groups) // len(columns), 1)), format, found)
-        by_row = (None if part is None else part.reshape(len(weight[rows]), -1) for part in found)
+                groups_fit = fit_groups(groups, np.tile(columns, (len(groups) // len(columns), 1)), format, groups_fit)
+        by_row = (None if part is None else part.reshape(len(weight[rows]), -1) for part in groups_fit)
         return pack_groups(GroupFit(*by_row), format)  # pyright: ignore[reportArgumentType]
 
     step = max(1, _PIECE_WEIGHTS // (weight.shape[1] * TILE_ROWS)) * TILE_ROWS  # whole panels of tiles
@@ -120,17 +120,17 @@ def fit_groups(groups: Floats, costs: Floats, format: PackedFormat, best: GroupF
         format: The type.
         best: The first candidate.
     """
-    least = _error(groups, costs, best, format)
+    smallest = _error(groups, costs, best, format)
     scale, minimum = _best_start(groups, costs, format)
     for _ in range(_ROUNDS):
         halves = scale.astype(np.float16), minimum.astype(np.float16) if format.has_minimum else None
         trial = GroupFit(nearest_codes(groups, *halves, format), *halves)
         error = _error(groups, costs, trial, format)
-        better = error < least  # False if the scale overflowed, because the error is NaN
+        better = error < smallest  # False if the scale overflowed, because the error is NaN
         pairs: Any = zip(trial, best, strict=True)
         chosen: Any = [None if old is None else np.where(better, new, old) for new, old in pairs]
         best = GroupFit(*chosen)
-        least = np.where(better, error, least)
+        smallest = np.where(better, error, smallest)
         scale, minimum = _solve(groups, _values(trial.codes, format), costs, format)
     return best
 
@@ -178,15 +178,15 @@ def check_importance(importance: Floats | None, num_columns: int) -> Floats:
 def _best_start(groups: Floats, costs: Floats, format: PackedFormat) -> tuple[Floats, Floats]:
     """Return the best scale and minimum after one least-squares step from each candidate, float32 (n, 1) each."""
     scale = minimum = np.zeros((len(groups), 1), np.float32)
-    least = np.full((len(groups), 1), np.inf, np.float32)
+    smallest = np.full((len(groups), 1), np.inf, np.float32)
     for start_scale, start_minimum in _starts(groups, format):
         levels = _values(_codes((groups - start_minimum) * inverse_of(start_scale), format), format)
         trial_scale, trial_minimum = _solve(groups, levels, costs, format)
         error = _squares(groups - trial_scale * levels - trial_minimum, costs)
-        better = error < least
+        better = error < smallest
         scale = np.where(better, trial_scale, scale)
         minimum = np.where(better, trial_minimum, minimum)
-        least = np.where(better, error, least)
+        smallest = np.where(better, error, smallest)
     return scale, minimum
 
 
@@ -222,8 +222,8 @@ def _solve(groups: Floats, levels: Floats, costs: Floats, format: PackedFormat) 
     return scale, np.subtract(mean, scale * middle)
 
 
-def _error(groups: Floats, costs: Floats, found: GroupFit, format: PackedFormat) -> Floats:
-    return _squares(groups - dequantized(found.codes, found.scale, found.minimum, format), costs)
+def _error(groups: Floats, costs: Floats, group_fit: GroupFit, format: PackedFormat) -> Floats:
+    return _squares(groups - dequantized(group_fit.codes, group_fit.scale, group_fit.minimum, format), costs)
 
 
 def dequantized(codes: Bytes, scale: Halves, minimum: Halves | None, format: PackedFormat) -> Floats:

@@ -64,19 +64,19 @@ def gptq(weight: Floats, gram: Floats, format: PackedFormat, *, damping: float =
     if not np.isfinite(gram).all():
         raise OptionError("gram has values that are NaN or infinite; expected X^T X of finite inputs")
     factor = inverse_factor(gram, damping)
-    left = np.array(weight.T, np.float32, order="C")  # (in, out): weights with the updates so far
-    codes = np.empty(left.shape, np.uint8)
+    updated = np.array(weight.T, np.float32, order="C")  # (in, out): weights with the updates so far
+    codes = np.empty(updated.shape, np.uint8)
     scales: list[Halves] = []
     minima: list[Halves] = []
-    for start in range(0, len(left), GROUP):
+    for start in range(0, len(updated), GROUP):
         stop = start + GROUP
         corner = factor[start:stop, start:stop]
         costs = np.broadcast_to(corner.diagonal() ** -2, (len(weight), GROUP))
-        groups = np.ascontiguousarray(left[start:stop].T)
+        groups = np.ascontiguousarray(updated[start:stop].T)
         with np.errstate(all="ignore"):  # as in `fit`
             _, scale, minimum = fit_groups(groups, costs, format, nearest_groups(groups, format))
-            errors = _round_columns(left[start:stop], codes[start:stop], scale, minimum, format, corner)
-        left[stop:] -= factor[start:stop, stop:].T @ errors
+            errors = _round_columns(updated[start:stop], codes[start:stop], scale, minimum, format, corner)
+        updated[stop:] -= factor[start:stop, stop:].T @ errors
         scales.append(scale)
         minima += [] if minimum is None else [minimum]
     minimum = np.concatenate(minima, axis=1) if minima else None
@@ -106,17 +106,17 @@ def inverse_factor(gram: Floats, damping: float) -> Floats:
 
 
 def _round_columns(
-    left: Floats, codes: Bytes, scale: Halves, minimum: Halves | None, format: PackedFormat, corner: Floats
+    updated: Floats, codes: Bytes, scale: Halves, minimum: Halves | None, format: PackedFormat, corner: Floats
 ) -> Floats:
     """Round a group's columns one by one into `codes`; return the errors, (32, out), to compensate in later groups.
 
-    `left` and `codes` are (32, out) and changed in place; scale and minimum are (out, 1); `corner` is the group's part
-    of U.
+    `updated` and `codes` are (32, out) and changed in place; scale and minimum are (out, 1); `corner` is the group's
+    part of U.
     """
-    errors = np.empty_like(left)
+    errors = np.empty_like(updated)
     scale, minimum = scale[:, 0], None if minimum is None else minimum[:, 0]
     for j in range(GROUP):
-        codes[j] = nearest_codes(left[j], scale, minimum, format)
-        errors[j] = (left[j] - dequantized(codes[j], scale, minimum, format)) / corner[j, j]
-        left[j + 1 :] -= corner[j, j + 1 :, None] * errors[j]
+        codes[j] = nearest_codes(updated[j], scale, minimum, format)
+        errors[j] = (updated[j] - dequantized(codes[j], scale, minimum, format)) / corner[j, j]
+        updated[j + 1 :] -= corner[j, j + 1 :, None] * errors[j]
     return errors

@@ -182,8 +182,8 @@ def _check_options(head: str, method: str, calibration: str | Path | None) -> No
     if calibration is not None:
         need_torch("a calibration")
     if calibration is None and (method in CALIBRATED or head == AUTO):
-        what = f"method {method}" if method in CALIBRATED else "head auto"
-        raise OptionError(f"{what} looks at a text to calibrate with, and there is none; give one, or choose another")
+        choice = f"method {method}" if method in CALIBRATED else "head auto"
+        raise OptionError(f"{choice} looks at a text to calibrate with, and there is none; give one, or choose another")
     if calibration is not None and method not in CALIBRATED and head != AUTO:
         raise OptionError(
             f"a text to calibrate with has no effect with method {method} and head {head}; leave it out, or choose "

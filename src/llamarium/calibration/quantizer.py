@@ -143,7 +143,7 @@ class Quantizer:
             return
         self._left[layer] -= 1
         if self._left[layer] == 0 and self._layer_done is not None:
-            self._layer_done(sum(left == 0 for left in self._left.values()), self._num_layers)
+            self._layer_done(sum(num_left == 0 for num_left in self._left.values()), self._num_layers)
 
     def float16(self, key: str) -> NDArray[np.float16]:
         """Read a matrix in float16; CheckpointError if values are beyond its range."""
@@ -158,9 +158,9 @@ class Quantizer:
 
 def check_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
     """Check that a model can be quantized with a recipe; OptionError if not. Warns of matrices that stay in F16."""
-    for name, value, known in (("type", recipe.type, FITTED_FORMATS), ("method", recipe.method, METHODS)):
-        if value not in known:
-            raise OptionError(f"{name} is {show_value(value)}; expected one of {', '.join(known)}")
+    for name, value, choices in (("type", recipe.type, FITTED_FORMATS), ("method", recipe.method, METHODS)):
+        if value not in choices:
+            raise OptionError(f"{name} is {show_value(value)}; expected one of {', '.join(choices)}")
     where = escape(checkpoint.path)
     check_requantizing(checkpoint, None if recipe.requantize else REQUANTIZE)
     unfit = [entry for entry in checkpoint.entries.values() if len(entry.shape) == 2 and entry.shape[1] % GROUP]

@@ -121,18 +121,18 @@ def _notes(defaults: list[str], raw: Mapping[str, Any]) -> tuple[str, ...]:
 def _kind(raw: Mapping[str, Any], source: str) -> str:
     """Return "llama" or "mistral", from `model_type`, or else from the architecture."""
     architectures: list[Any] = optional(raw, "architectures", list, [], source)
-    named = {_ARCHITECTURES[name] for name in architectures if isinstance(name, str) and name in _ARCHITECTURES}
-    if architectures and not named:
+    kinds = {_ARCHITECTURES[name] for name in architectures if isinstance(name, str) and name in _ARCHITECTURES}
+    if architectures and not kinds:
         expected = ", ".join(_ARCHITECTURES)
         raise ConfigError(f"{source}: architectures is {show_value(architectures)}; supported are {expected}")
     kind = raw.get("model_type")
     if kind is None:
-        if len(named) != 1:
+        if len(kinds) != 1:
             raise ConfigError(f'{source}: model_type is missing; expected "llama" or "mistral"')
-        return named.pop()
+        return kinds.pop()
     if not isinstance(kind, str) or kind not in _DEFAULTS:
         raise ConfigError(f'{source}: model_type is {show_value(kind)}; supported are "llama" and "mistral"')
-    if named and kind not in named and raw.get("sliding_window") is not None:
+    if kinds and kind not in kinds and raw.get("sliding_window") is not None:
         raise ConfigError(
             f"{source}: model_type is {show_value(kind)}, architectures is {show_value(architectures)} and "
             f"sliding_window {show_value(raw['sliding_window'])}: whether attention is windowed is not clear; "

@@ -90,10 +90,10 @@ class ModelConfig:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         check(heads % kv_heads == 0, "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
         check(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number: RoPE rotates pairs")
-        for name, least in (("rms_norm_eps", 0), ("rope_theta", _LEAST_THETA)):
+        for name, low in (("rms_norm_eps", 0), ("rope_theta", _LEAST_THETA)):
             value = getattr(self, name)
-            expected = f"a finite number above {least:g}, below {_LARGEST:g}"
-            check(is_number(value) and least < value < _LARGEST, name, value, expected)
+            expected = f"a finite number above {low:g}, below {_LARGEST:g}"
+            check(is_number(value) and low < value < _LARGEST, name, value, expected)
         spread = self.initializer_range
         check(is_number(spread) and 0 <= spread < _LARGEST, "initializer_range", spread, "a finite number from 0")
         window = self.sliding_window

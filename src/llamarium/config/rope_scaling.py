@@ -165,19 +165,19 @@ def _scaling(
     if kind not in (None, "default", *_PARAMETERS):
         raise ConfigError(f"{source}: rope_type is {show_value(kind)}; supported are {_names()} and default")
     if fields.get("partial_rotary_factor") not in (None, 1, 1.0):
-        found = show_value(fields["partial_rotary_factor"])
-        raise ConfigError(f"{source}: partial_rotary_factor is {found}; supported is 1, whole heads")
+        actual = show_value(fields["partial_rotary_factor"])
+        raise ConfigError(f"{source}: partial_rotary_factor is {actual}; supported is 1, whole heads")
     is_scaled = kind in _PARAMETERS
-    own = {"factor", *(_PARAMETERS[kind] if is_scaled else ())} if is_scaled else set[str]()
-    own |= {"mscale", "mscale_all_dim"} if kind == "yarn" else set()
-    unused = sorted(set(fields) - own - {"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+    parameters = {"factor", *(_PARAMETERS[kind] if is_scaled else ())} if is_scaled else set[str]()
+    parameters |= {"mscale", "mscale_all_dim"} if kind == "yarn" else set()
+    unused = sorted(set(fields) - parameters - {"rope_type", "type", "rope_theta", "partial_rotary_factor"})
     if unused:
         listed = escape(", ".join(unused[:10]), 200)
         warn_caller(f"{source}: fields of RoPE's scaling that {kind or 'default'} does not use: {listed}")
     if not is_scaled:
         return None
-    values = {name: value for name in own if (value := _value(fields, name, source)) is not None}
-    if "original_max_position_embeddings" in own:
+    values = {name: value for name in parameters if (value := _value(fields, name, source)) is not None}
+    if "original_max_position_embeddings" in parameters:
         values |= _original(fields, raw, context, notes, source)
     if kind == "yarn":
         _resolve_yarn(values, fields, context, source)

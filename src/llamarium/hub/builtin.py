@@ -124,8 +124,8 @@ def cached_path(name: str) -> Path:
 
 def recommended(path: Path) -> Mapping[str, Any]:
     """Return the publisher's sampling parameters if `path` is a built-in model's file, else nothing."""
-    named = (item for item in BUILTINS.values() if item.file == path.name)  # before a cache folder is needed
-    return next((item.recommended for item in named if path == cached_path(item.name)), {})
+    candidates = (item for item in BUILTINS.values() if item.file == path.name)  # before a cache folder is needed
+    return next((item.recommended for item in candidates if path == cached_path(item.name)), {})
 
 
 def is_cached(name: str, *, anew: bool = False) -> bool:

@@ -45,9 +45,9 @@ def _what_to_name(path: Path, adapter: bool) -> str | None:
     newest = _newest(path)
     if newest is not None:
         best = path / "best"
-        named = best if best.is_dir() else newest
+        checkpoint = best if best.is_dir() else newest
         why = "the lowest validation loss" if best.is_dir() else "the newest, as nothing was validated yet"
-        return f"{escape(path)}: is the folder of a training run; {_naming(named)} ({why})"
+        return f"{escape(path)}: is the folder of a training run; {_naming(checkpoint)} ({why})"
     if path.name == "best" and not path.exists() and (newest := _newest(path.parent)) is not None:
         return (
             f"{escape(path)}: is not there yet: the run ended before its first validation, which chooses it; "
@@ -87,9 +87,9 @@ def trust(folder: Path) -> None:
     try:
         path = _list()
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in _lines() if Path(json.loads(line)).is_dir()]
+        existing = [line for line in _lines() if Path(json.loads(line)).is_dir()]
         with atomic_file(path) as file:
-            file.write("".join(f"{line}\n" for line in (*kept, json.dumps(str(folder.resolve())))).encode())
+            file.write("".join(f"{line}\n" for line in (*existing, json.dumps(str(folder.resolve())))).encode())
     except (OSError, ValueError, TypeError, LlamariumError) as error:
         warn_caller(f"cannot record that {escape(folder)} is yours ({escape(error)}); -m will refuse it")
 

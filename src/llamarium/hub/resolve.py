@@ -140,9 +140,9 @@ def _download(repo: str, kind: Literal["model", "tokenizer"]) -> Path:
             return candidate
     files = hub_client.list_files(repo)
     if ggufs := gguf_models(files):
-        shown = ", ".join(escape(name, 80) for name in ggufs[:10]) + (", …" if len(ggufs) > 10 else "")
+        listed = ", ".join(escape(name, 80) for name in ggufs[:10]) + (", …" if len(ggufs) > 10 else "")
         raise ModelNotFoundError(
-            f"{repo} holds GGUF files: name one, as {repo}:{escape(ggufs[0], 80)}. There are: {shown}"
+            f"{repo} holds GGUF files: name one, as {repo}:{escape(ggufs[0], 80)}. There are: {listed}"
         )
     weights = [name for name in files if name.endswith((".pt", ".onnx", ".h5", ".msgpack"))]
     contents = f"; it holds {', '.join(escape(name, 80) for name in weights[:3])}" if weights else ""
@@ -156,20 +156,20 @@ def _holds(folder: Path, *patterns: str) -> bool:
 
 
 def _not_found(text: str, kind: Literal["model", "tokenizer"]) -> str:
-    shown = escape(text) or "an empty name"
+    quoted = escape(text) or "an empty name"
     if text.endswith(_FILE_SUFFIXES) or text.startswith((".", "/", "~")) or "\\" in text:
         hint = f"; for a GGUF file on the hub write {escape(text.rpartition('/')[0])}:FILE.gguf"
-        return f"no file or folder {shown}" + (hint if text.endswith(".gguf") and text.count("/") == 2 else "")
+        return f"no file or folder {quoted}" + (hint if text.endswith(".gguf") and text.count("/") == 2 else "")
     if text in PRESETS:
         return (
-            f"{shown} is a preset: a shape without weights (for `llamarium tree` and `info`); give a folder, a .gguf "
+            f"{quoted} is a preset: a shape without weights (for `llamarium tree` and `info`); give a folder, a .gguf "
             "file, or the model's org/name on the Hugging Face hub"
         )
     names = [*(name for name, item in BUILTINS.items() if kind in ("tokenizer", item.kind)), *PACKAGED]
-    near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
-    guess = f" Did you mean {near[0]}?" if near else ""
+    similar = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
+    guess = f" Did you mean {similar[0]}?" if similar else ""
     return (
-        f"no built-in {kind}, file or folder {shown}.{guess} Built-in: {', '.join(names)}; "
+        f"no built-in {kind}, file or folder {quoted}.{guess} Built-in: {', '.join(names)}; "
         "from the Hugging Face hub: org/name, or org/name:file.gguf"
     )
 

@@ -73,14 +73,14 @@ class Inspector(Generic[LlamaT]):
         check_choice("after", after, (None, *get_args(Half)))
         llama, chosen_id = self._llama, None if word is None else self._token(word)
         names = ["resid_mid", "resid"] if after is None else [STREAMS[after]]
-        seen = trace(llama.runner, llama.encode(text), names=names, layers=layers, positions=positions)
-        return lens(llama.runner, seen, k, llama.optional_tokenizer, chosen_id=chosen_id)
+        traced = trace(llama.runner, llama.encode(text), names=names, layers=layers, positions=positions)
+        return lens(llama.runner, traced, k, llama.optional_tokenizer, chosen_id=chosen_id)
 
     def heads(self, text: Prompt, layer: int, *, positions: Sequence[int] | None = None) -> heads.HeadsJoined:
         """Return what each attention head of a layer adds to the residual stream, through its columns of `o_proj`."""
         llama = self._llama
-        seen = trace(llama.runner, llama.encode(text), names=heads.NAMES, layers=[layer], positions=positions)
-        return heads.heads_joined(llama.runner, seen, layer)
+        traced = trace(llama.runner, llama.encode(text), names=heads.NAMES, layers=[layer], positions=positions)
+        return heads.heads_joined(llama.runner, traced, layer)
 
     def head_kinds(
         self, prompt: Prompt | None = None, *, num_tokens: int = 32, seed: int = 0
@@ -106,8 +106,8 @@ class Inspector(Generic[LlamaT]):
         """
         llama, target_id = self._llama, self._token(word)
         against_id = None if against is None else self._token(against)
-        seen = trace(llama.runner, llama.encode(text), names=attribution.NAMES, positions=[position])
-        return attribution.attribute(llama.runner, seen, target_id, position=position, against_id=against_id)
+        traced = trace(llama.runner, llama.encode(text), names=attribution.NAMES, positions=[position])
+        return attribution.attribute(llama.runner, traced, target_id, position=position, against_id=against_id)
 
     def probe(
         self,
@@ -160,8 +160,8 @@ class Inspector(Generic[LlamaT]):
     def neurons(self, text: Prompt, layer: int, *, position: int = -1, k: int = 10) -> neurons.Neurons:
         """Return the neurons of a layer with the largest activations at a position, with their values on all tokens."""
         llama = self._llama
-        seen = trace(llama.runner, llama.encode(text), names=neurons.NAMES, layers=[layer])
-        return neurons.top_neurons(llama.config, seen, layer, position=position, k=k)
+        traced = trace(llama.runner, llama.encode(text), names=neurons.NAMES, layers=[layer])
+        return neurons.top_neurons(llama.config, traced, layer, position=position, k=k)
 
     def learn(
         self,
@@ -231,11 +231,11 @@ class Inspector(Generic[LlamaT]):
             need_torch("the modules of a variant")
             return variant_of(self._llama.model, name, seed=seed)
 
-        other = copy.copy(self._llama)
-        in_c = None if has_torch() else variant_in_c(other.runner, name, seed=seed)
-        other.loaded = LoadedModel.of_modules(build()) if in_c is None else LoadedModel(in_c, build)
-        other.config = other.loaded.config
-        return other
+        variant = copy.copy(self._llama)
+        in_c = None if has_torch() else variant_in_c(variant.runner, name, seed=seed)
+        variant.loaded = LoadedModel.of_modules(build()) if in_c is None else LoadedModel(in_c, build)
+        variant.config = variant.loaded.config
+        return variant
 
     def compare(self, text: Prompt, against: LlamaT, *, k: int = 5) -> comparison.Comparison:
         """Compare the forward pass with that of another model on the same text: residual streams and predictions.
@@ -248,7 +248,7 @@ class Inspector(Generic[LlamaT]):
             raise InputError(f"against is {show_value(against)}; expected another Llama")
         if llama.optional_tokenizer is not against.optional_tokenizer:
             check_same_vocabulary(llama, against, "cannot be compared")
-        pair = (trace(one.runner, ids, names=comparison.NAMES) for one in (llama, against))
+        pair = (trace(model.runner, ids, names=comparison.NAMES) for model in (llama, against))
         return comparison.compare_passes(*pair, k=k, tokenizer=llama.optional_tokenizer)
 
     def token_cost(self, prompt: Prompt) -> TokenCost:
@@ -269,9 +269,9 @@ class Inspector(Generic[LlamaT]):
         from llamarium.inspect.interventions.edits import edited
 
         with edited(self._llama.model, edits, experiment) as model:
-            other = copy.copy(self._llama)
-            other.loaded = LoadedModel.of_modules(model)
-            yield other
+            copied = copy.copy(self._llama)
+            copied.loaded = LoadedModel.of_modules(model)
+            yield copied
 
     def effect(
         self, text: Prompt, *edits: "Edit", word: Word | None = None, position: int = -1, k: int = 10

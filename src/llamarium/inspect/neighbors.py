@@ -100,13 +100,13 @@ def neighbors(
     Raises:
         InputError: If a word is not a single token (the message lists its tokens), or `k` is out of range.
     """
-    taken, added = _words(minus), [word, *_words(plus)]
+    subtracted, added = _words(minus), [word, *_words(plus)]
     query = [
         _look_up(tokenizer, "+", word),
-        *(_look_up(tokenizer, "-", one) for one in taken),
-        *(_look_up(tokenizer, "+", one) for one in added[1:]),
+        *(_look_up(tokenizer, "-", item) for item in subtracted),
+        *(_look_up(tokenizer, "+", item) for item in added[1:]),
     ]
-    excluded = sorted({token_id for one in (*taken, *added) for token_id in tokens_of_word(tokenizer, one)})
+    excluded = sorted({token_id for item in (*subtracted, *added) for token_id in tokens_of_word(tokenizer, item)})
     check_count(k, "k", tokenizer.vocab_size - len(excluded))
     vector_D = _direction(table, query)
     ids_C = _candidates(table, tokenizer.vocab_size, vector_D, k + len(excluded))
@@ -123,7 +123,7 @@ def similarity(table: Table, tokenizer: Tokenizer, word: Word, other: Word) -> S
     InputError if a word is not a single token (the message lists its tokens).
     """
     pair = _look_up(tokenizer, "+", word), _look_up(tokenizer, "+", other)
-    rows_2D = _rows(table, np.array([found.token_id for found in pair]))
+    rows_2D = _rows(table, np.array([query.token_id for query in pair]))
     return Similarity(*pair, float(_cosines_of(rows_2D[:1], rows_2D[1] / _lengths_of(rows_2D)[1])[0]))
 
 

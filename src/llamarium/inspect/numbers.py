@@ -30,7 +30,7 @@ def as_json(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [as_json(one) for one in cast("Sequence[Any]", value)]
+        return [as_json(item) for item in cast("Sequence[Any]", value)]
     return value
 
 

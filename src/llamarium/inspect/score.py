@@ -90,15 +90,15 @@ def score(runner: Runner, ids: Sequence[int]) -> Score:
         ContextLengthError: If there are more than the context length.
         AnswerError: If the model's logits are not finite.
     """
-    known = check_ids(runner.config, ids)
-    scored = [TokenScore(known[0], None, None)]
+    token_ids = check_ids(runner.config, ids)
+    scored = [TokenScore(token_ids[0], None, None)]
     sampler = Sampler(runner.config.vocab_size)
-    for logits_CV in logits_of(runner, known[:-1]) if len(known) > 1 else ():
+    for logits_CV in logits_of(runner, token_ids[:-1]) if len(token_ids) > 1 else ():
         check_logits(logits_CV)
-        ids = known[len(scored) : len(scored) + len(logits_CV)]
-        (found,) = scored_tokens([logits_CV], ids)
+        ids = token_ids[len(scored) : len(scored) + len(logits_CV)]
+        (ranked,) = scored_tokens([logits_CV], ids)
         logprobs = [sampler.logprobs(*row, 0).logprob for row in zip(logits_CV, ids, strict=True)]
-        scored += map(TokenScore, ids, logprobs, found.ranks_C.tolist())
+        scored += map(TokenScore, ids, logprobs, ranked.ranks_C.tolist())
     return Score(tuple(scored))
 
 
@@ -110,8 +110,8 @@ def score_text(runner: Runner, tokenizer: Tokenizer, text: str) -> Score:
         InputError: If it has no tokens.
         ContextLengthError: If it has more tokens than the context length.
     """
-    found = score(runner, tokenizer.encode(text))
-    return Score(tuple(replace(token, text=tokenizer.token_text(token.token_id)) for token in found.tokens))
+    scored = score(runner, tokenizer.encode(text))
+    return Score(tuple(replace(token, text=tokenizer.token_text(token.token_id)) for token in scored.tokens))
 
 
 class ScoredTokens(NamedTuple):

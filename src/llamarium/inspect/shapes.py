@@ -84,9 +84,9 @@ class TracePlan:
         is_row_exact: bool = True,
     ) -> "TracePlan":
         """Return the plan of a trace of `num_tokens`; for the other arguments and errors see `trace`."""
-        kept = indices(positions, num_tokens, "positions")
+        selected = indices(positions, num_tokens, "positions")
         keys = _keys_of(check_names(names), sorted(indices(layers, config.num_hidden_layers, "layers")))
-        return cls(keys, kept, {"T": len(kept), "S": num_tokens, **axis_sizes(config)}, is_row_exact)
+        return cls(keys, selected, {"T": len(selected), "S": num_tokens, **axis_sizes(config)}, is_row_exact)
 
     @property
     def chunk(self) -> int:
@@ -112,9 +112,9 @@ class TracePlan:
     def working_bytes(self) -> int:
         """Return the bytes of temporary memory: a batch's unneeded rows, and a layer's mask, scores and keys."""
         s = self.sizes
-        others = max(0, min(self.chunk, s["S"]) - s["T"]) if self.runs_every_token else 0
+        num_unneeded = max(0, min(self.chunk, s["S"]) - s["T"]) if self.runs_every_token else 0
         by_token = (axes for name, _ in self.tapped if (axes := ACTIVATIONS[name].axes)[0] == "T")
-        batch = _BYTES * others * sum(math.prod(s[a] for a in axes[1:]) for axes in by_token)
+        batch = _BYTES * num_unneeded * sum(math.prod(s[a] for a in axes[1:]) for axes in by_token)
         if not any(name in ("scores", "pattern") for name, _ in self.keys):
             return batch
         matrices = (1 + 2 * _BYTES * s["N"]) * s["T"] * s["S"]
@@ -128,13 +128,13 @@ class TracePlan:
             by_name[key[0]] = by_name.get(key[0], 0) + self.num_bytes(key)
         if isinstance(budget_mb, bool) or not isinstance(budget_mb, int | float):  # pyright: ignore
             raise InputError(f"budget_mb is {show_value(budget_mb)}; expected megabytes, a number")
-        needed = sum(by_name.values()) + self.working_bytes()
-        if needed <= budget_mb * 1e6:
+        num_bytes = sum(by_name.values()) + self.working_bytes()
+        if num_bytes <= budget_mb * 1e6:
             return
         largest = sorted(by_name, key=lambda name: by_name[name], reverse=True)[:3]
         raise MemoryBudgetError(
-            f"tracing {self.sizes['S']} tokens needs {needed / 1e6:,.1f} MB and the budget is {budget_mb:,.1f} MB; the "
-            f"largest: {', '.join(f'{name} {by_name[name] / 1e6:,.1f} MB' for name in largest)}. "
+            f"tracing {self.sizes['S']} tokens needs {num_bytes / 1e6:,.1f} MB and the budget is {budget_mb:,.1f} MB; "
+            f"the largest: {', '.join(f'{name} {by_name[name] / 1e6:,.1f} MB' for name in largest)}. "
             "Restrict names, layers or positions, or raise budget_mb"
         )
 
@@ -162,25 +162,25 @@ def check_names(names: Collection[str] | None) -> list[str]:
     """Return activation names in the order of computation; None means all. InputError for an unknown name."""
     if not isinstance(names, Iterable | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"names is {show_value(names)}; expected some of {', '.join(ACTIVATIONS)}")
-    wanted = list(ACTIVATIONS) if names is None else [names] if isinstance(names, str) else list(names)
-    unknown = sorted(str(name) for name in wanted if name not in tuple(ACTIVATIONS))
-    if unknown or not wanted:
-        found = f"unknown activations {', '.join(unknown)}" if unknown else "no activation was named"
-        raise InputError(f"{found}; there are: {', '.join(ACTIVATIONS)}")
-    return [name for name in ACTIVATIONS if name in wanted]
+    selected = list(ACTIVATIONS) if names is None else [names] if isinstance(names, str) else list(names)
+    unknown = sorted(str(name) for name in selected if name not in tuple(ACTIVATIONS))
+    if unknown or not selected:
+        problem = f"unknown activations {', '.join(unknown)}" if unknown else "no activation was named"
+        raise InputError(f"{problem}; there are: {', '.join(ACTIVATIONS)}")
+    return [name for name in ACTIVATIONS if name in selected]
 
 
-def indices(wanted: Collection[int] | None, size: int, what: str) -> tuple[int, ...]:
+def indices(selected: Collection[int] | None, size: int, subject: str) -> tuple[int, ...]:
     """Resolve indices: negative ones count from the end, duplicates are removed, None means all.
 
     InputError if one is out of range.
     """
-    if wanted is None:
+    if selected is None:
         return tuple(range(size))
-    check_whole(wanted, what)
-    if not wanted or any(not -size <= i < size for i in wanted):
-        raise InputError(f"{what} are {list(wanted)}; expected some within {-size}..{size - 1}")
-    return tuple(dict.fromkeys(i % size for i in wanted))
+    check_whole(selected, subject)
+    if not selected or any(not -size <= i < size for i in selected):
+        raise InputError(f"{subject} are {list(selected)}; expected some within {-size}..{size - 1}")
+    return tuple(dict.fromkeys(i % size for i in selected))
 
 
 def check_finite(name: str, value: object, *, is_positive: bool = False) -> None:
@@ -191,10 +191,10 @@ def check_finite(name: str, value: object, *, is_positive: bool = False) -> None
         raise InputError(f"{name} is {value}; expected a number above 0")
 
 
-def check_whole(wanted: object, what: str) -> None:
+def check_whole(value: object, subject: str) -> None:
     """Check that a value is a collection of integers; InputError if not."""
-    if not isinstance(wanted, Collection) or not all(isinstance(i, Integral) for i in cast("Collection[Any]", wanted)):
-        raise InputError(f"{what} is {show_value(wanted)}; expected a list of whole numbers")
+    if not isinstance(value, Collection) or not all(isinstance(i, Integral) for i in cast("Collection[Any]", value)):
+        raise InputError(f"{subject} is {show_value(value)}; expected a list of whole numbers")
 
 
 def linear_key(layer: int, linear: str) -> str:
@@ -204,8 +204,8 @@ def linear_key(layer: int, linear: str) -> str:
 
 def type_of(runner: Runner, key: str) -> str:
     """Return the stored type of a matrix; InputError if its module has been replaced and the type is unknown."""
-    found = runner.weights.get(EMBEDDING if key == HEAD and runner.config.tie_word_embeddings else key)
-    if found is None:
+    weight = runner.weights.get(EMBEDDING if key == HEAD and runner.config.tie_word_embeddings else key)
+    if weight is None:
         name = key.removesuffix(".weight")
         raise InputError(f"{name} is another module, whose matrix is not known; expected a Linear")
-    return found.type_name
+    return weight.type_name

@@ -134,7 +134,7 @@ def group_sources(sources: "Iterable[TensorSource]") -> tuple[SourceGroup, ...]:
     return tuple(
         SourceGroup(
             *alike,
-            layers=tuple(int(found[1]) for s in members if (found := _LAYER.search(s.key))),
+            layers=tuple(int(match[1]) for s in members if (match := _LAYER.search(s.key))),
             files=tuple(dict.fromkeys(s.file for s in members)),
             num_bytes=sum(s.num_bytes for s in members),
         )
@@ -151,19 +151,19 @@ def _star(name: str) -> str:
 
 def _bytes_by_dtype(runner: Runner | None, sources: "Sequence[TensorSource]") -> dict[str, int]:
     """Return bytes by type, from the sources if there are any (tied weights have 0), or else from the runner."""
-    held = [(s.dtype, s.num_bytes) for s in sources]
-    if not held and runner is not None:
-        held = [(weight.type_name, weight.num_bytes) for weight in runner.weights.values() if weight.num_bytes]
+    sizes = [(s.dtype, s.num_bytes) for s in sources]
+    if not sizes and runner is not None:
+        sizes = [(weight.type_name, weight.num_bytes) for weight in runner.weights.values() if weight.num_bytes]
     total = Counter[str]()
-    for dtype, num_bytes in held:
+    for dtype, num_bytes in sizes:
         total[dtype] += num_bytes
     return dict(total.most_common())
 
 
 def _products(runner: Runner, sources: "Sequence[TensorSource]") -> dict[str, dict[str, tuple[str, ...]]]:
-    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    products: dict[str, dict[str, tuple[str, ...]]] = {}
     for s in sources:
         if len(s.shape) == 2 and s.key != EMBEDDING:
-            patterns, backend = found.setdefault(s.dtype, {}), runner.backend_of(s.key)
+            patterns, backend = products.setdefault(s.dtype, {}), runner.backend_of(s.key)
             patterns[backend] = tuple(dict.fromkeys((*patterns.get(backend, ()), _star(s.key))))
-    return found
+    return products

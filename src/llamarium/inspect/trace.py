@@ -89,13 +89,13 @@ class Trace(Mapping[str, "Tensor"]):
 
         InputError for an unknown name, or a layer or position that this trace does not hold.
         """
-        wanted = set(check_names(names))
+        selected = set(check_names(names))
         kept_layers = _among(layers, self.layers, "layers")
         kept_positions = _among(positions, self.positions, "positions")
         rows = None if positions is None else [self.positions.index(p) for p in kept_positions]
         part: dict[Key, Floats] = {}
         for (name, layer), values in self.arrays.items():
-            if name in wanted and (layer is None or layer in kept_layers):
+            if name in selected and (layer is None or layer in kept_layers):
                 axis = ACTIVATIONS[name].axes.find("T")
                 part[name, layer] = values if rows is None or axis < 0 else values.take(rows, axis)
         return Trace(self.token_ids, kept_positions, part)
@@ -146,8 +146,8 @@ def trace(
         ContextLengthError: If there are more ids than the context length.
         MemoryBudgetError: If the trace would exceed the budget. Nothing is run then.
     """
-    one = KeptPass(runner, ids, adapter=adapter, kv_cache_dtype=kv_cache_dtype)
-    return one.trace(names=names, layers=layers, positions=positions, budget_mb=budget_mb)
+    forward_pass = KeptPass(runner, ids, adapter=adapter, kv_cache_dtype=kv_cache_dtype)
+    return forward_pass.trace(names=names, layers=layers, positions=positions, budget_mb=budget_mb)
 
 
 class KeptPass:
@@ -223,30 +223,30 @@ class KeptPass:
         else:
             memory, sequence = self._kept
         prefix, first = self._prefix(known, plan, sequence.num_computed)
-        wanted = range(first, num_tokens) if plan.runs_every_token else sorted(plan.positions)
-        if list(wanted) == list(range(sequence.num_computed, num_tokens)):
+        computed = range(first, num_tokens) if plan.runs_every_token else sorted(plan.positions)
+        if list(computed) == list(range(sequence.num_computed, num_tokens)):
             steps = batches([sequence], plan.chunk)
         else:
             if sequence.num_computed < num_tokens:
                 advance(self._runner, memory.cache, [sequence], plan.chunk)
-            steps = _again(sequence, plan, wanted)
-        found = _run(self._runner, memory.cache, sequence, plan, steps, prefix)
+            steps = _again(sequence, plan, computed)
+        traced = _run(self._runner, memory.cache, sequence, plan, steps, prefix)
         if self.keeps_past:
             self._kept = memory, sequence
-        return found
+        return traced
 
-    def _prefix(self, known: Iterable[Trace], plan: TracePlan, most: int) -> tuple[dict[Key, Floats], int]:
+    def _prefix(self, candidates: Iterable[Trace], plan: TracePlan, limit: int) -> tuple[dict[Key, Floats], int]:
         """Return the known activations of the longest common prefix, and its length; excludes the last token."""
-        needed = plan.tapped | {("logits", None)} & set(plan.keys)
+        keys = plan.tapped | {("logits", None)} & set(plan.keys)
         if not self.keeps_past or plan.positions != tuple(range(len(self._ids))):
             return {}, 0
         lengths = [
-            (num_shared(one.token_ids, self._ids[: min(most, len(self._ids) - 1)]), one)
-            for one in known
-            if needed <= one.arrays.keys()
+            (num_shared(candidate.token_ids, self._ids[: min(limit, len(self._ids) - 1)]), candidate)
+            for candidate in candidates
+            if keys <= candidate.arrays.keys()
         ]
-        first, best = max(lengths, key=lambda one: one[0], default=(0, None))
-        return {} if best is None or first == 0 else {key: best.arrays[key][:first] for key in needed}, first
+        first, best = max(lengths, key=lambda pair: pair[0], default=(0, None))
+        return {} if best is None or first == 0 else {key: best.arrays[key][:first] for key in keys}, first
 
 
 def trace_steps(
@@ -278,30 +278,30 @@ def trace_steps(
         MemoryBudgetError: As `trace`.
     """
     room = len(ids) + num_steps
-    known = check_ids(runner.config, ids)
-    check_ids(runner.config, [*known, *[0] * num_steps])  # checks that the answer fits into the context
+    prompt_ids = check_ids(runner.config, ids)
+    check_ids(runner.config, [*prompt_ids, *[0] * num_steps])  # checks that the answer fits into the context
     plan_of = partial(TracePlan.of, runner.config, is_row_exact=runner.is_row_exact)
     plan_of(room, names, layers, [room - 1]).check_budget(budget_mb)
     memory = Memory(runner, room)
-    sequence = memory.begin(known, room)
+    sequence = memory.begin(prompt_ids, room)
     logits_1V = as_array(advance(runner, memory.cache, [sequence]))
     for _ in range(num_steps):
         sequence.ids.append(int(logits_1V[-1].argmax()))
         end = len(sequence.ids)
-        wanted = ACTIVATIONS if names is None else {*check_names(names), "logits"}
-        plan = plan_of(end, wanted, layers, [end - 1])
-        found = _run(runner, memory.cache, sequence, plan, batches([sequence], plan.chunk))
-        logits_1V = found.arrays["logits", None]
-        yield found if names is None else found.select(names=names)
+        traced_names = ACTIVATIONS if names is None else {*check_names(names), "logits"}
+        plan = plan_of(end, traced_names, layers, [end - 1])
+        traced = _run(runner, memory.cache, sequence, plan, batches([sequence], plan.chunk))
+        logits_1V = traced.arrays["logits", None]
+        yield traced if names is None else traced.select(names=names)
 
 
-def _again(sequence: KeptSequence, plan: TracePlan, wanted: Sequence[int]) -> Iterator[Batch]:
-    """Yield batches that compute the wanted tokens of a sequence again, if the plan needs more than the cache."""
+def _again(sequence: KeptSequence, plan: TracePlan, recomputed: Sequence[int]) -> Iterator[Batch]:
+    """Yield batches that recompute tokens of a sequence, if the plan needs more than the cache."""
     if not plan.tapped and ("logits", None) not in plan.keys:
-        wanted = []  # everything comes from the cache
-    for begin in range(0, len(wanted), plan.chunk):
+        recomputed = []  # everything comes from the cache
+    for begin in range(0, len(recomputed), plan.chunk):
         spans = list[Span]()
-        for _, run in groupby(enumerate(wanted[begin : begin + plan.chunk]), lambda place: place[1] - place[0]):
+        for _, run in groupby(enumerate(recomputed[begin : begin + plan.chunk]), lambda place: place[1] - place[0]):
             positions = [position for _, position in run]
             ids = sequence.ids[positions[0] : positions[-1] + 1]
             spans.append(Span(ids, positions[0], sequence.table.blocks, num_logits=0, adapter=sequence.adapter))
@@ -328,17 +328,19 @@ def _run(
         logits_WV = as_array(runner.run(batch, cache, taps))
         if wants_logits:
             parts.setdefault(("logits", None), []).append(logits_WV)
-        for key, seen in _seen(taps):  # unneeded rows are freed before the next batch
+        for key, array in _seen(taps):  # unneeded rows are freed before the next batch
             has_all = ACTIVATIONS[key[0]].axes[0] == "S"
-            parts.setdefault(key, []).append(seen if has_all else _rows(seen, rows))
-    found = {key: some[0] if len(some) == 1 else np.concatenate(some) for key, some in parts.items()}
+            parts.setdefault(key, []).append(array if has_all else _rows(array, rows))
+    arrays = {key: some[0] if len(some) == 1 else np.concatenate(some) for key, some in parts.items()}
     order = [ordered.index(p) for p in plan.positions]
-    found = {key: seen if ACTIVATIONS[key[0]].axes[0] == "S" else _rows(seen, order) for key, seen in found.items()}
+    arrays = {
+        key: array if ACTIVATIONS[key[0]].axes[0] == "S" else _rows(array, order) for key, array in arrays.items()
+    }
     for layer in {layer for name, layer in plan.keys if name in FROM_CACHE and layer is not None}:
         pause()
         window = runner.config.sliding_window
-        found |= _from_cache(cache, sequence, plan, layer, window, found.get(("q_rot", layer)))
-    return Trace(tuple(sequence.ids), plan.positions, {key: found[key] for key in plan.keys})
+        arrays |= _from_cache(cache, sequence, plan, layer, window, arrays.get(("q_rot", layer)))
+    return Trace(tuple(sequence.ids), plan.positions, {key: arrays[key] for key in plan.keys})
 
 
 def _seen(taps: Taps) -> Iterator[tuple[Key, Floats]]:
@@ -360,31 +362,31 @@ def _from_cache(
 ) -> dict[Key, Floats]:
     """Return those of a layer's rotated keys, attention scores and attention weights that are planned."""
     k_SKH, _ = cache.read(layer, sequence.table.blocks, len(sequence.ids))
-    found: dict[Key, Floats] = {("k_rot", layer): k_SKH} if ("k_rot", layer) in plan.keys else {}
+    arrays: dict[Key, Floats] = {("k_rot", layer): k_SKH} if ("k_rot", layer) in plan.keys else {}
     if q_rot_TNH is not None:
         visible_TS = causal_mask(np.array(plan.positions), len(k_SKH), window)
-        found |= look(q_rot_TNH, k_SKH, visible_TS, layer, plan.keys)
-    return found
+        arrays |= look(q_rot_TNH, k_SKH, visible_TS, layer, plan.keys)
+    return arrays
 
 
 def look(
-    q_TNH: Floats, k_SKH: Floats, visible_TS: NDArray[np.bool_], layer: int, wanted: Collection[Key]
+    q_TNH: Floats, k_SKH: Floats, visible_TS: NDArray[np.bool_], layer: int, selected: Collection[Key]
 ) -> dict[Key, Floats]:
-    """Return a layer's attention scores and attention weights under a mask, as far as wanted."""
-    keys: list[Key] = [key for key in (("scores", layer), ("pattern", layer)) if key in wanted]
+    """Return a layer's attention scores and attention weights under a mask, if `selected`."""
+    keys: list[Key] = [key for key in (("scores", layer), ("pattern", layer)) if key in selected]
     if not keys:
         return {}
     scores_NTS = scores_of(q_TNH, k_SKH, visible_TS)
     return {key: scores_NTS if key[0] == "scores" else softmax(scores_NTS) for key in keys}
 
 
-def _among(wanted: Collection[int] | None, held: tuple[int, ...], what: str) -> tuple[int, ...]:
-    if wanted is None:
-        return held
-    check_whole(wanted, what)
-    if not set(wanted) <= set(held):
-        raise InputError(f"{what} are {list(wanted)}; this trace holds {list(held)}")
-    return tuple(dict.fromkeys(wanted))
+def _among(selected: Collection[int] | None, available: tuple[int, ...], subject: str) -> tuple[int, ...]:
+    if selected is None:
+        return available
+    check_whole(selected, subject)
+    if not set(selected) <= set(available):
+        raise InputError(f"{subject} are {list(selected)}; this trace holds {list(available)}")
+    return tuple(dict.fromkeys(selected))
 
 
 def _finite(values: Any) -> Any:

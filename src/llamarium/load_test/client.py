@@ -120,10 +120,10 @@ class Client:
 
     async def model(self) -> str:
         """Return the name of the server's only model; ServerError if there is not exactly one."""
-        status, said = await self._get("/v1/models")
+        status, body = await self._get("/v1/models")
         if status != 200:
-            raise ServerError(f"{self.target.url}/v1/models: {self._described(status, said)}; set --model")
-        names = listed_models(said)
+            raise ServerError(f"{self.target.url}/v1/models: {self._described(status, body)}; set --model")
+        names = listed_models(body)
         if len(names) != 1:
             listed = f" ({escape(', '.join(names))})" if names else ""
             raise ServerError(
@@ -139,13 +139,13 @@ class Client:
         """
         end = time.perf_counter() + wait_s
         while True:
-            status, said = await self._get("/health")
+            status, body = await self._get("/health")
             if status in (404, 405):
-                status, said = await self._get("/v1/models")
+                status, body = await self._get("/v1/models")
             if status == 200:
                 return
             if time.perf_counter() + _POLL_S > end:
-                raise ServerError(f"{self.target.url} is not ready after {wait_s:g} s: {self._described(status, said)}")
+                raise ServerError(f"{self.target.url} is not ready after {wait_s:g} s: {self._described(status, body)}")
             await asyncio.sleep(_POLL_S)
 
     async def _get(self, path: str) -> tuple[int, bytes]:
@@ -163,8 +163,8 @@ class Client:
             return 0, str(error).encode()
         return response.status, b"".join(parts)
 
-    def _described(self, status: int, said: bytes) -> str:
-        return f"http {status}: {self._without_key(error_message(said))}" if status else shown(said)
+    def _described(self, status: int, body: bytes) -> str:
+        return f"http {status}: {self._without_key(error_message(body))}" if status else shown(body)
 
     def _without_key(self, message: str) -> str:
         return message.replace(self.target.api_key, "***") if self.target.api_key else message

@@ -165,11 +165,11 @@ class Connections:
         """
         head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
         message = head.encode("latin-1") + body
-        while (kept := self._kept()) is not None:
+        while (idle := self._kept()) is not None:
             try:
-                return await self._over(kept, message, receive)
+                return await self._over(idle, message, receive)
             except ConnectionError:
-                if kept.has_heard:
+                if idle.has_heard:
                     raise  # otherwise the server has closed the idle connection: try another one
         loop = asyncio.get_running_loop()
         _, new = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)

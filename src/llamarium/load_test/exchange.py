@@ -106,19 +106,19 @@ class Goal:
     @classmethod
     def parse(cls, words: Sequence[str]) -> "Goal":
         """Parse limits in milliseconds, e.g. `ttft:500`, `itl:50`, `tpot:40`, `e2e:3000`; OptionError if invalid."""
-        names, found = [field.name.removesuffix("_s") for field in fields(cls)], dict[str, float]()
+        names, limits = [field.name.removesuffix("_s") for field in fields(cls)], dict[str, float]()
         for word in words:
             name, _, number = word.partition(":")
             try:
                 limit_s = float(number) / 1000
             except ValueError:
                 limit_s = math.nan
-            if name not in names or f"{name}_s" in found or not 0 < limit_s < math.inf:
+            if name not in names or f"{name}_s" in limits or not 0 < limit_s < math.inf:
                 raise OptionError(
                     f"expected {', '.join(names)}, each once with milliseconds as in ttft:500, found {word!r}"
                 )
-            found[f"{name}_s"] = limit_s
-        return cls(**found)
+            limits[f"{name}_s"] = limit_s
+        return cls(**limits)
 
     def is_met(self, exchange: Exchange) -> bool:
         """Whether a complete answer is within all limits."""

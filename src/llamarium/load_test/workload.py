@@ -118,8 +118,8 @@ def synthetic(
     prefix = random.Random(f"prefix {seed}").choices(WORDS, k=shared_prefix)
     source = random.Random(seed)
     while True:
-        own = source.choices(WORDS, k=prompt_tokens.draw(source))
-        yield LoadRequest(" ".join((*prefix, *own)), max_tokens.draw(source))
+        words = source.choices(WORDS, k=prompt_tokens.draw(source))
+        yield LoadRequest(" ".join((*prefix, *words)), max_tokens.draw(source))
 
 
 def from_file(path: Path, max_tokens: Lengths, *, seed: int = 0) -> list[LoadRequest]:

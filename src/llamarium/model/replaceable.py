@@ -10,9 +10,9 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 def replaceable(method: _Method) -> _Method:
     """Let the active torch function mode, if any, replace calls of the method, which defines the semantics."""
-    shown = cast(Any, wrap_torch_function(_inputs)(method))
-    shown.replaceable = method
-    return shown
+    wrapped = cast(Any, wrap_torch_function(_inputs)(method))
+    wrapped.replaceable = method
+    return wrapped
 
 
 def _inputs(*arguments: Any, **_: Any) -> tuple[Any, ...]:

@@ -130,8 +130,8 @@ class Option:
             words = "a whole number" if self.kind is int else "a number"
             words += "" if self.low is None else f" from {self.low:g}"
             return words + (" to 2^63" if self.high is None else f" to {self.high:g}")
-        named = {bool: "true or false", str: "a text", Path: "a path", tuple: "a tuple"}
-        return " or ".join(named.get(get_origin(kind) or kind, "a mapping") for kind in self.kinds)
+        descriptions = {bool: "true or false", str: "a text", Path: "a path", tuple: "a tuple"}
+        return " or ".join(descriptions.get(get_origin(kind) or kind, "a mapping") for kind in self.kinds)
 
     def accepts(self, value: object) -> bool:
         """Return whether a value has the right type and is in range."""
@@ -148,9 +148,9 @@ class Option:
 
     def _fits(self, kind: Any, value: object) -> bool:
         if kind in (int, float):
-            least = -_LARGEST if self.low is None else self.low
-            most = _LARGEST if self.high is None else self.high
-            return isinstance(value, int | kind) and not isinstance(value, bool) and least <= value <= most  # not NaN
+            low = -_LARGEST if self.low is None else self.low
+            high = _LARGEST if self.high is None else self.high
+            return isinstance(value, int | kind) and not isinstance(value, bool) and low <= value <= high  # not NaN
         return isinstance(value, get_origin(kind) or kind)
 
 
@@ -181,12 +181,12 @@ def _option(item: "dataclasses.Field[Any]") -> Option:
 
 def check_options(values: Any, error: type[LlamariumError] = OptionError) -> None:
     """Check the options of an instance; values that ignore case are replaced by the declared spelling."""
-    for name, one in declared(type(values)).items():
+    for name, declaration in declared(type(values)).items():
         value = getattr(values, name)
-        if one.ignores_case and isinstance(value, str):
-            value = next((choice for choice in one.choices if choice.lower() == value.lower()), value)
+        if declaration.ignores_case and isinstance(value, str):
+            value = next((choice for choice in declaration.choices if choice.lower() == value.lower()), value)
             object.__setattr__(values, name, value)
-        one.check(value, error)
+        declaration.check(value, error)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,8 +89,8 @@ def parts_of_rows(xp: Any, tiles: Any, rows: Any, format: PackedFormat) -> tuple
         applies to an equal part of the row, and is exact: a scale of a K type is the product of its two factors.
     """
 
-    def of_rows(part: Any, *more: int) -> Any:
-        return part.reshape(*part.shape[:2], -1, TILE_ROWS, *more)[rows // TILE_ROWS, :, :, rows % TILE_ROWS]
+    def of_rows(part: Any, *shape: int) -> Any:
+        return part.reshape(*part.shape[:2], -1, TILE_ROWS, *shape)[rows // TILE_ROWS, :, :, rows % TILE_ROWS]
 
     coded = tiles[..., format.head_bytes : format.head_bytes + format.columns // GROUP * format.code_bytes]
     lines = of_rows(coded, 4).reshape(len(rows), -1, format.code_bytes // 64, 4)
@@ -131,8 +131,8 @@ def _split_six_bits(xp: Any, packed: Any) -> tuple[Any, Any]:
     """Unpack scales and minima, each (n, tiles, 8), from the 12 bytes of a K type's block, (n, tiles, 12)."""
     high = packed[..., 8:]
     parts = [
-        (packed[..., 4 * which : 4 * which + 4] >> shift & 15) | ((high >> (4 * which + shift // 2) & 3) << 4)
-        for which in (0, 1)
+        (packed[..., 4 * half : 4 * half + 4] >> shift & 15) | ((high >> (4 * half + shift // 2) & 3) << 4)
+        for half in (0, 1)
         for shift in (0, 4)
     ]
     return xp.concatenate(parts[:2], -1), xp.concatenate(parts[2:], -1)
@@ -298,11 +298,11 @@ def round_inputs(x_MI: Floats) -> tuple[NDArray[np.int64], Floats]:
     key = keys.max(-1, keepdims=True)
     is_outlier = keys == key
     largest = (key & ~7).view(np.float32)
-    others = (np.where(is_outlier, 0, keys).max(-1, keepdims=True) & ~7).view(np.float32)
-    needed = np.maximum(largest / np.float32(_MOST_OUTLIER_CODE), others / np.float32(127))
-    bits = np.maximum(needed, _LEAST_SCALE).view(np.int32)
+    second_largest = (np.where(is_outlier, 0, keys).max(-1, keepdims=True) & ~7).view(np.float32)
+    min_scale = np.maximum(largest / np.float32(_MOST_OUTLIER_CODE), second_largest / np.float32(127))
+    bits = np.maximum(min_scale, _LEAST_SCALE).view(np.int32)
     scale = ((bits + _BELOW_EIGHTHS) & ~_BELOW_EIGHTHS).view(np.float32)
-    scale = np.where(needed <= _MOST_SCALE, scale, np.float32(np.nan))
+    scale = np.where(min_scale <= _MOST_SCALE, scale, np.float32(np.nan))
     codes = np.nan_to_num((fours * (1 / scale)[..., None]).round(), nan=0, posinf=0, neginf=0).astype(np.int64)
     codes += is_outlier[..., None] & (codes % 256 == 128)  # so that no low byte is -128
     return codes.reshape(x_MI.shape), scale[..., 0]

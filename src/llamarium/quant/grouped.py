@@ -52,10 +52,10 @@ def unpack_bits(xp: Any, packed: Any, num_bits: int, count: int) -> Any:
     Returns:
         uint8 (n, count).
     """
-    needed = -(-count // 8) * num_bits  # eight codes are `num_bits` bytes
-    runs = packed[:, :needed]
-    if runs.shape[1] < needed:
-        runs = xp.concatenate((runs, xp.zeros_like(packed[:, : needed - runs.shape[1]])), 1)
+    num_bytes = -(-count // 8) * num_bits  # eight codes are `num_bits` bytes
+    runs = packed[:, :num_bytes]
+    if runs.shape[1] < num_bytes:
+        runs = xp.concatenate((runs, xp.zeros_like(packed[:, : num_bytes - runs.shape[1]])), 1)
     if num_bits == 8:
         return runs[:, :count]
     runs = runs.reshape(len(runs), -1, num_bits)
@@ -133,7 +133,7 @@ def exact_type(unpack: Unpack, num_bits: int, parts: Parts, shape: Shape) -> str
     low, high = -int(zeros.max()), 2**num_bits - 1 - int(zeros.min())
     if num_bits == 8 and (low < -128 or high > 127):  # depends on the codes that occur
         low, high = _range_of(unpack, parts, shape)
-    return next((name for name, least, most in _EXACT_TYPES if least <= low and high <= most), None)
+    return next((name for name, min_code, max_code in _EXACT_TYPES if min_code <= low and high <= max_code), None)
 
 
 def group_blocks(

@@ -217,9 +217,9 @@ def _check_values(components: Mapping[str, Component], name: str, kind: str, cou
         _check(False, source, name, f"{component.values.size} values of {component.type_name}", f"{count} of {kind}")
 
 
-def _check(ok: bool, source: str, item: str, found: object, expected: str) -> None:
+def _check(ok: bool, source: str, item: str, actual: object, expected: str) -> None:
     if not ok:
-        raise CheckpointError(f"{source}: {item} is {escape(found)}; expected {expected}")
+        raise CheckpointError(f"{source}: {item} is {escape(actual)}; expected {expected}")
 
 
 def _is_int(value: object) -> bool:

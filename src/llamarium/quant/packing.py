@@ -97,13 +97,13 @@ def count_nonfinite_tiles(tiles: Bytes, format: PackedFormat) -> int:
     start = 0 if format.is_super else format.code_bytes // 2
     stop = start + format.half_bytes // 2
     halves = tiles.view(np.uint16)[..., start:stop].reshape(-1, stop - start)
-    bad = 0
+    num_nonfinite = 0
     for i in range(0, len(halves), step := max(1, _PIECE // (stop - start))):
         exponents = halves[i : i + step] & _HALF_EXPONENT
         if exponents.max(initial=0) == _HALF_EXPONENT:
             blocks = (exponents == _HALF_EXPONENT).reshape(len(exponents), -1, TILE_ROWS).any(axis=1)
-            bad += int(np.count_nonzero(blocks)) * format.columns
-    return bad
+            num_nonfinite += int(np.count_nonzero(blocks)) * format.columns
+    return num_nonfinite
 
 
 def count_nonfinite(values: NDArray[Any]) -> int:
@@ -125,12 +125,12 @@ def _count_nonfinite_bfloat16(bits: NDArray[np.uint16]) -> int:
 def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
     """Round float16 or float32 to bfloat16, to nearest, ties to even; return the bits as uint16."""
     out = np.empty(values.shape, dtype=np.uint16)
-    flat, made = values.reshape(-1), out.reshape(-1)
+    flat, flat_out = values.reshape(-1), out.reshape(-1)
     for i in range(0, flat.size, _PIECE):
         piece = flat[i : i + _PIECE].astype(np.float32)
         bits = piece.view(np.uint32)
-        made[i : i + _PIECE] = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-        made[i : i + _PIECE][np.isnan(piece)] = 0x7FC0
+        flat_out[i : i + _PIECE] = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+        flat_out[i : i + _PIECE][np.isnan(piece)] = 0x7FC0
     return out
 
 

@@ -140,15 +140,15 @@ def edited(
 
 
 def _hook(shell: LlamaForCausalLM, edits: Sequence[Edit]) -> list[RemovableHandle]:
-    seen: dict[str, Tensor] = {}  # where the tokens of the pass stand, for edits of some positions
+    arguments: dict[str, Tensor] = {}  # where the tokens of the pass stand, for edits of some positions
 
     def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen["positions_BT"] = kwargs["positions_BT"] if "positions_BT" in kwargs else args[1]
+        arguments["positions_BT"] = kwargs["positions_BT"] if "positions_BT" in kwargs else args[1]
 
     handles = [shell.model.register_forward_pre_hook(see, with_kwargs=True)]
 
     def where(edit: Edit) -> Tensor | None:
-        positions_BT = seen["positions_BT"]
+        positions_BT = arguments["positions_BT"]
         chosen = None if edit.positions is None else torch.tensor(edit.positions, device=positions_BT.device)
         return None if chosen is None else torch.isin(positions_BT, chosen)
 
@@ -158,8 +158,8 @@ def _hook(shell: LlamaForCausalLM, edits: Sequence[Edit]) -> list[RemovableHandl
 def _values(model: LlamaForCausalLM, part: Part, layer: int | None, ids: Sequence[int]) -> Tensor:
     """Return a component's output for each token of a text: (T, D), or (T, N, H) for heads."""
     name = _SEEN[part]
-    seen = trace(runner_of(in_float32(model)), ids, names=[name], layers=None if layer is None else [layer])
-    return torch.from_numpy(seen.arrays[name, layer])
+    traced = trace(runner_of(in_float32(model)), ids, names=[name], layers=None if layer is None else [layer])
+    return torch.from_numpy(traced.arrays[name, layer])
 
 
 def effect_of(
@@ -184,8 +184,8 @@ def effect_of(
     check_count(k, "k", model.config.vocab_size)
     if chosen_id is not None:
         check_token(chosen_id, model.config.vocab_size, "chosen_id")
-    with edited(model) as plain, edited(model, edits) as other:
-        runners = runner_of(plain), runner_of(other), answering or runner_of(model)
+    with edited(model) as plain, edited(model, edits) as changed:
+        runners = runner_of(plain), runner_of(changed), answering or runner_of(model)
         runs = [trace(runner, ids, names=["logits"], positions=[position]) for runner in runners]
     before_V, after_V, answering_V = (run.arrays["logits", None][0] for run in runs)
     if not np.isfinite(after_V).all():
@@ -196,7 +196,7 @@ def effect_of(
         TokenEffect(i, text_of(i, tokenizer), *(next(predictions_of(x_V[None], i)) for x_V in (before_V, after_V)))
         for i in reported
     ]
-    tokens.sort(key=lambda one: (-one.before.logprob, one.token_id))
+    tokens.sort(key=lambda token: (-token.before.logprob, token.token_id))
     logprobs = [log_softmax(logits_V.astype(np.float64)) for logits_V in (before_V, after_V, answering_V)]
     far = max(abs(logprobs[2][i] - logprobs[0][i]) for i in reported)
     floor = Floor(float(far), _kl(logprobs[0], logprobs[2]))

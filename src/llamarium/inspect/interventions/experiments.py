@@ -137,22 +137,24 @@ def trace_experiment(
     if not isinstance(experiment, Experiment):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"experiment is {show_value(experiment)}; expected an Experiment")
     options: dict[str, Any] = {"layers": layers, "positions": positions, "budget_mb": budget_mb}
-    wanted = check_names(names)
-    looked = [name for name in wanted if name in ("scores", "pattern")]
-    if not experiment.has_mask or not looked:
+    selected = check_names(names)
+    attention_names = [name for name in selected if name in ("scores", "pattern")]
+    if not experiment.has_mask or not attention_names:
         return trace(runner_of(model), ids, names=names, **options)
-    others = {*wanted, "q_rot", "k_rot"} - set(looked)
-    plan = TracePlan.of(model.config, len(ids), wanted, layers, positions)
+    traced_names = {*selected, "q_rot", "k_rot"} - set(attention_names)
+    plan = TracePlan.of(model.config, len(ids), selected, layers, positions)
     sizes = plan.sizes
-    needed = 3 * 4 * sizes["N"] * sizes["T"] * sizes["S"] * sum(name in looked for name, _ in plan.keys)  # with copies
-    if needed > budget_mb * 1e6:
+    num_bytes = (
+        3 * 4 * sizes["N"] * sizes["T"] * sizes["S"] * sum(name in attention_names for name, _ in plan.keys)
+    )  # with copies
+    if num_bytes > budget_mb * 1e6:
         raise MemoryBudgetError(
-            f"{' and '.join(looked)} of {len(ids)} tokens need {needed / 1e6:,.1f} MB and the budget is "
+            f"{' and '.join(attention_names)} of {len(ids)} tokens need {num_bytes / 1e6:,.1f} MB and the budget is "
             f"{budget_mb:,.1f} MB. Restrict layers or positions, or raise budget_mb"
         )
-    seen = trace(runner_of(model), ids, names=others, **options)
+    traced = trace(runner_of(model), ids, names=traced_names, **options)
     visible_TT = experiment.visible(len(ids), model.config.sliding_window, "cpu").numpy()
-    found, visible_TS = dict(seen.arrays), visible_TT[list(seen.positions)]
-    for layer in seen.layers:
-        found |= look(found["q_rot", layer], found["k_rot", layer], visible_TS, layer, plan.keys)
-    return Trace(seen.token_ids, seen.positions, {key: found[key] for key in plan.keys})
+    arrays, visible_TS = dict(traced.arrays), visible_TT[list(traced.positions)]
+    for layer in traced.layers:
+        arrays |= look(arrays["q_rot", layer], arrays["k_rot", layer], visible_TS, layer, plan.keys)
+    return Trace(traced.token_ids, traced.positions, {key: arrays[key] for key in plan.keys})

@@ -89,22 +89,22 @@ class PatchGrid:
         names = [_NAMES[part], "logits"]
         self._base = trace(runner_of(self._model), base_ids, names=[*names, "embed", "resid", "k_rot", "v"])
         self._source = trace(runner_of(self._model), source_ids, names=names)
-        logits = [self._tensor(seen, ("logits", None))[-1:] for seen in (self._base, self._source)]
+        logits = [self._tensor(traced, ("logits", None))[-1:] for traced in (self._base, self._source)]
         self.base, self.source = (self._measure(logits_1V)[0] for logits_1V in logits)
         runner = answering or runner_of(model)
-        self.floor = max(self._floor(runner, seen) for seen in (self._base, self._source))
+        self.floor = max(self._floor(runner, traced) for traced in (self._base, self._source))
 
     def cells(self) -> Iterator[PatchCell]:
         """Yield the cells, layer by layer; closing the generator stops the computation."""
         total, done = len(self.layers) * len(self.positions), 0
-        whole = self.source.logit - self.base.logit
+        total_change = self.source.logit - self.base.logit
         for layer in self.layers:
             for positions, changed in self._groups(layer):
                 patched = dict(zip(changed, self._run(layer, changed), strict=True)) if changed else {}
                 for position in positions:
-                    done, found = done + 1, patched.get(position, self.base)
-                    recovered = None if whole == 0 else (found.logit - self.base.logit) / whole
-                    yield PatchCell(layer, position, found.logit, found.probability, recovered, done, total)
+                    done, measured = done + 1, patched.get(position, self.base)
+                    recovered = None if total_change == 0 else (measured.logit - self.base.logit) / total_change
+                    yield PatchCell(layer, position, measured.logit, measured.probability, recovered, done, total)
 
     def _groups(self, layer: int) -> Iterator[tuple[list[int], list[int]]]:
         """Yield positions that are run as one batch, and those of them at which the prompts differ, in order."""
@@ -112,13 +112,13 @@ class PatchGrid:
         differs_T = (self._base.arrays[key] != self._source.arrays[key]).any(-1)
         group, room = list[int](), _TOKENS
         for position in self.positions:
-            needed = (num_tokens - (0 if self._runs_whole else position)) * int(differs_T[position])
-            if group and needed > room:
-                yield group, [one for one in group if differs_T[one]]
+            num_tokens_run = (num_tokens - (0 if self._runs_whole else position)) * int(differs_T[position])
+            if group and num_tokens_run > room:
+                yield group, [place for place in group if differs_T[place]]
                 group, room = [], _TOKENS
             group.append(position)
-            room -= needed
-        yield group, [one for one in group if differs_T[one]]
+            room -= num_tokens_run
+        yield group, [place for place in group if differs_T[place]]
 
     @torch.inference_mode()
     def _run(self, layer: int, positions: Sequence[int]) -> list[Measured]:
@@ -153,8 +153,8 @@ class PatchGrid:
     def _kept(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._tensor(self._base, ("k_rot", layer)), self._tensor(self._base, ("v", layer))
 
-    def _tensor(self, seen: Trace, key: Key) -> Tensor:
-        return torch.from_numpy(seen.arrays[key]).to(self._model.device, self._model.dtype)
+    def _tensor(self, traced: Trace, key: Key) -> Tensor:
+        return torch.from_numpy(traced.arrays[key]).to(self._model.device, self._model.dtype)
 
     def _floor(self, answering: Runner, exact: Trace) -> float:
         """Return the largest rounding error of a probable token's logit, or of the difference of two."""
@@ -201,11 +201,12 @@ class _Rest:
         pause()
         k_TKH, v_TKH = self._base(layer_idx)
         none_TNH = q_BTNH.new_zeros(len(k_TKH), *q_BTNH.shape[2:])
-        whole = [x.repeat(self._num_cells, 1, 1, 1) for x in (none_TNH, k_TKH, v_TKH)]
-        for x, own in zip(whole, (q_BTNH, k_BTKH, v_BTKH), strict=True):
-            x[self._places] = own[0]
-        return self._attend(layer_idx, *whole)[self._places].unsqueeze(0)
+        full = [x.repeat(self._num_cells, 1, 1, 1) for x in (none_TNH, k_TKH, v_TKH)]
+        for x, values in zip(full, (q_BTNH, k_BTKH, v_BTKH), strict=True):
+            x[self._places] = values[0]
+        return self._attend(layer_idx, *full)[self._places].unsqueeze(0)
 
 
 def _is_hooked(model: nn.Module) -> bool:
-    return any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in model.modules())  # pyright: ignore[reportPrivateUsage]
+    attributes = map(vars, model.modules())
+    return any(own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own for own in attributes)

@@ -53,21 +53,21 @@ def variant_of(model: "LlamaForCausalLM", name: VariantName, *, seed: int = 0) -
     runner = runner_of(model)
     if name == "random-head" or name == "tied-head":
         return _with_head(model, runner, tied=name == "tied-head", seed=seed)
-    other = empty_model(model.config)
+    variant = empty_model(model.config)
     with no_grad():
-        for path, module in list(other.named_modules()):
+        for path, module in list(variant.named_modules()):
             is_tied = path == "lm_head" and model.config.tie_word_embeddings
             if "weight" not in module._parameters or is_tied:  # pyright: ignore[reportPrivateUsage]
                 continue
             values, has_bias = _values(runner, f"{path}.weight"), getattr(module, "bias", None) is not None
             if name in METHODS and isinstance(module, nn.Linear) and path != "lm_head":
-                other.set_submodule(path, quantize_linear(values, name))
+                variant.set_submodule(path, quantize_linear(values, name))
             else:
                 module.weight = nn.Parameter(values, requires_grad=False)
             if has_bias:
-                set_bias(other.get_submodule(path), _values(runner, f"{path}.bias"))
-    other.tie_weights()
-    return other.eval().requires_grad_(False)
+                set_bias(variant.get_submodule(path), _values(runner, f"{path}.bias"))
+    variant.tie_weights()
+    return variant.eval().requires_grad_(False)
 
 
 def variant_in_c(runner: Runner, name: VariantName, *, seed: int = 0) -> Runner:
@@ -92,7 +92,7 @@ def variant_bytes(runner: Runner, name: VariantName, *, in_c: bool) -> int:
     OptionError for an unknown name, or a shape that the type does not support.
     """
     check_choice("name", name, get_args(VariantName))
-    shapes, linears = {key: one.shape for key, one in runner.weights.items()}, set(_linears(runner))
+    shapes, linears = {key: weight.shape for key, weight in runner.weights.items()}, set(_linears(runner))
     if name not in BITS:
         reads_table = in_c and name == "tied-head"
         return 0 if reads_table else prod(shapes[EMBEDDING]) * (4 if in_c else DTYPE_BYTES[runner.dtype])
@@ -119,7 +119,7 @@ def _check(config: ModelConfig, name: VariantName, seed: int) -> None:
 
 
 def _linears(runner: Runner) -> list[str]:
-    return [key for key, one in runner.weights.items() if len(one.shape) == 2 and key not in (EMBEDDING, HEAD)]
+    return [key for key, weight in runner.weights.items() if len(weight.shape) == 2 and key not in (EMBEDDING, HEAD)]
 
 
 def _random_rows(config: ModelConfig, seed: int) -> "np.ndarray[tuple[int, int], np.dtype[np.float32]]":

@@ -38,11 +38,11 @@ def in_float32(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def _convert(module: nn.Module) -> None:
-    own = vars(module)
+    attributes = vars(module)
     if any(parameter.dtype in _HALVES for parameter in module.parameters(recurse=False)):
-        own["_parameters"] = {
+        attributes["_parameters"] = {
             name: None if parameter is None else nn.Parameter(parameter.detach().float(), requires_grad=False)
-            for name, parameter in own["_parameters"].items()
+            for name, parameter in attributes["_parameters"].items()
         }
 
 

@@ -87,15 +87,15 @@ def surprise_after_error(
     check_choice("kind", kind, get_args(ErrorKind))
     check_count(num_tokens, "num_tokens", num_rows(runner.config.vocab_size))
     check_count(stride, "stride", runner.config.max_position_embeddings)
-    known, rng = [check_ids(runner.config, ids) for ids in texts], np.random.default_rng(seed)
+    token_ids, rng = [check_ids(runner.config, ids) for ids in texts], np.random.default_rng(seed)
     pairs_2PD: list[NDArray[np.float64]] = []
-    for ids in known:
+    for ids in token_ids:
         if check_wanted:
             check_wanted()
         pairs_2PD.extend(_of_text(runner, ids, kind, num_tokens, stride, rng))
     if not pairs_2PD:
-        least = _FIRST + num_tokens + 1
-        raise InputError(f"no text has {least} tokens, as {num_tokens} after an error need; use longer texts")
+        minimum = _FIRST + num_tokens + 1
+        raise InputError(f"no text has {minimum} tokens, as {num_tokens} after an error need; use longer texts")
     plain_PD, after_PD = np.stack(pairs_2PD, axis=1)
     check_number(float(after_PD.sum()), "the model")
     error_D = (after_PD - plain_PD).std(0) / math.sqrt(len(plain_PD))
@@ -116,15 +116,15 @@ def _of_text(
     at_once = num_rows(runner.config.vocab_size) // num_tokens
     for start in range(0, len(rows), at_once):
         some = rows[start : start + at_once]
-        found = rows_logits(runner, some, [num_tokens] * len(some))
-        for at, logits_DV in zip(places[start : start + at_once], found, strict=True):
+        logits = rows_logits(runner, some, [num_tokens] * len(some))
+        for at, logits_DV in zip(places[start : start + at_once], logits, strict=True):
             yield np.stack([plain_T[at : at + num_tokens], _surprise(logits_DV, ids[at + 1 : at + num_tokens + 1])])
 
 
-def _wrong(logits_V: Floats, right: int, kind: ErrorKind, rng: np.random.Generator) -> int:
+def _wrong(logits_V: Floats, correct_id: int, kind: ErrorKind, rng: np.random.Generator) -> int:
     if kind == "likely":
-        return int(np.where(np.arange(len(logits_V)) == right, -np.inf, logits_V).argmax())
-    return (right + int(rng.integers(1, len(logits_V)))) % len(logits_V)
+        return int(np.where(np.arange(len(logits_V)) == correct_id, -np.inf, logits_V).argmax())
+    return (correct_id + int(rng.integers(1, len(logits_V)))) % len(logits_V)
 
 
 def _surprise(logits_TV: Floats, next_T: Sequence[int]) -> NDArray[np.float64]:

@@ -79,10 +79,10 @@ def compare_passes(trace: Trace, against: Trace, *, k: int = 5, tokenizer: Token
     InputError if the two are not of the same tokens, layers and vocabulary, or for a `k` outside the vocabulary.
     """
     layers = tuple(stream_errors(trace, against))
-    every = tuple(range(len(trace.token_ids)))
-    if any(("logits", None) not in one.arrays or one.positions != every for one in (trace, against)):
+    all_positions = tuple(range(len(trace.token_ids)))
+    if any(("logits", None) not in traced.arrays or traced.positions != all_positions for traced in (trace, against)):
         raise InputError('the traces do not hold the logits of all tokens; trace both with names=["resid", "logits"]')
-    sizes = [one.arrays["logits", None].shape[1] for one in (trace, against)]
+    sizes = [traced.arrays["logits", None].shape[1] for traced in (trace, against)]
     if sizes[0] != sizes[1]:
         raise InputError(f"the vocabularies have {sizes[0]:,} and {sizes[1]:,} tokens; expected the same")
     check_count(k, "k", sizes[0])
@@ -92,11 +92,11 @@ def compare_passes(trace: Trace, against: Trace, *, k: int = 5, tokenizer: Token
 def _tokens(trace: Trace, against: Trace, k: int, tokenizer: Tokenizer | None) -> Iterator[ComparedToken]:
     """Yield both models' predictions at each token, a few rows of logits in float64 at a time."""
     ids = trace.token_ids
-    both = trace.arrays["logits", None], against.arrays["logits", None]
-    rows = forward.num_rows(both[0].shape[1], itemsize=8)
+    logits = trace.arrays["logits", None], against.arrays["logits", None]
+    rows = forward.num_rows(logits[0].shape[1], itemsize=8)
     before: list[tuple[float | None, float | None]] = [(None, None)]
     start = 0
-    for pair in zip(*(split(logits_TV, rows) for logits_TV in both), strict=True):
+    for pair in zip(*(split(logits_TV, rows) for logits_TV in logits), strict=True):
         ((compared, *logprobs),) = compare(*([part.astype(np.float64)] for part in pair))
         best, best_against = ([name_candidates(row, tokenizer) for row in top_candidates(part, k)] for part in pair)
         following = ids[start + 1 : start + 1 + rows]

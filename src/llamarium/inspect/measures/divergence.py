@@ -90,18 +90,18 @@ def divergence_of_text(
     context, stride = check_window(runner.config, context, stride)
     check_window(against.config, context, stride)
     ids, bos = scored_ids(tokenizer, text)
-    found: list[Compared] = []
+    comparisons: list[Compared] = []
     nats, nats_against, num_windows = 0.0, 0.0, 0
     for window in windows(len(ids), context, stride, progress):
         for compared, logprobs_2C in _window(runner, against, ids, window):
-            found.append(compared)
+            comparisons.append(compared)
             sums = logprobs_2C.sum(-1, dtype=np.float64).tolist()
             nats, nats_against = nats - sums[0], nats_against - sums[1]
         num_windows += 1
     check_number(nats, "the model")
     check_number(nats_against, "the model that it is measured against")
     rest = (len(ids) - 1, len(text.encode()), context, stride, num_windows, bos)
-    return _sum_up(Perplexity(nats, *rest), Perplexity(nats_against, *rest), found)
+    return _sum_up(Perplexity(nats, *rest), Perplexity(nats_against, *rest), comparisons)
 
 
 def compare(logits: Iterable[Floats], logits_against: Iterable[Floats]) -> Iterator[tuple[Compared, Floats, Floats]]:
@@ -129,16 +129,16 @@ def kl_of_rows(p_CV: Floats, q_CV: Floats) -> Floats:
 def _window(runner: Runner, against: Runner, ids: Sequence[int], window: Window) -> Iterator[tuple[Compared, Floats]]:
     """Compare what a window scores; also yield log P of the tokens that came, (2, C)."""
     count, start = window.end - window.first, window.first
-    parts = [logits_of(one, ids[window.begin : window.end - 1], count) for one in (runner, against)]
+    parts = [logits_of(model, ids[window.begin : window.end - 1], count) for model in (runner, against)]
     for compared, *logprobs in compare(*parts):
         rows, next_C = np.arange(len(logprobs[0])), ids[start : start + len(logprobs[0])]
         start += len(next_C)
         yield compared, np.stack([table_CV[rows, next_C] for table_CV in logprobs])
 
 
-def _sum_up(model: Perplexity, against: Perplexity, found: Sequence[Compared]) -> Divergence:
-    kl_M = np.concatenate([compared.kl_C for compared in found]).astype(np.float64)
-    same_M = np.concatenate([compared.same_C for compared in found])
+def _sum_up(model: Perplexity, against: Perplexity, comparisons: Sequence[Compared]) -> Divergence:
+    kl_M = np.concatenate([compared.kl_C for compared in comparisons]).astype(np.float64)
+    same_M = np.concatenate([compared.same_C for compared in comparisons])
     error = float(kl_M.std(ddof=1)) / math.sqrt(len(kl_M)) if len(kl_M) > 1 else math.inf
     place = math.ceil(len(kl_M) * PERCENTILE / 100) - 1  # of the value that 99 % do not exceed
     percentile = float(np.partition(kl_M, place)[place])

@@ -57,7 +57,7 @@ class HeadKinds(JsonView):
         check_choice("kind", kind, get_args(Kind))
         if kind == "induction" and not self.num_repeated:
             raise InputError("no token recurs after another one; use a text of repeats, or leave the prompt out")
-        return tuple(sorted(self.heads, key=lambda one: -getattr(one, kind)))
+        return tuple(sorted(self.heads, key=lambda head: -getattr(head, kind)))
 
 
 def head_kinds(trace: Trace) -> HeadKinds:
@@ -72,12 +72,12 @@ def head_kinds(trace: Trace) -> HeadKinds:
         raise InputError("the text has one token, which leaves no choice; expected two or more")
     follows_TS = _follows(trace.token_ids)
     num_repeated = int(follows_TS.any(axis=1).sum())
-    found = [
+    heads = [
         HeadKind(layer, head, *shares)
         for layer in trace.layers
         for head, shares in enumerate(_shares(trace.arrays["pattern", layer], follows_TS, num_repeated))
     ]
-    return HeadKinds(trace.token_ids, num_repeated, tuple(found))
+    return HeadKinds(trace.token_ids, num_repeated, tuple(heads))
 
 
 def repeats(vocab_size: int, num_tokens: int, seed: int) -> list[int]:

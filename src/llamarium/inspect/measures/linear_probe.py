@@ -94,28 +94,28 @@ def linear_probe(
         ContextLengthError: If a prompt is longer than the context.
         LlamariumError: If the streams are not finite.
     """
-    labels, label_E = _numbered([one.label for one in examples], "labels")
-    groups, group_E = _numbered([one.group for one in examples], "groups")
+    labels, label_E = _numbered([example.label for example in examples], "labels")
+    groups, group_E = _numbered([example.group for example in examples], "groups")
     check_count(len(examples), "the number of examples", MAX_EXAMPLES)
     check_count(num_splits, "num_splits", 100)
     check_finite("ridge", ridge, is_positive=True)
     streams_LED = np.concatenate(list(_streams(runner, examples, check_wanted)), axis=1)
     if not np.isfinite(streams_LED).all():
         raise LlamariumError("the model's streams are not finite, so nothing can be read from them")
-    tests_SE = [np.isin(group_E, half) for half in _halves(len(groups), num_splits, seed)]
-    found = list[ProbedLayer]()
+    tests_SE = [np.isin(group_E, test_groups) for test_groups in _halves(len(groups), num_splits, seed)]
+    probed = list[ProbedLayer]()
     for place, x_ED in enumerate(streams_LED):
         accuracies = [_accuracy(x_ED, label_E, test_E, ridge) for test_E in tests_SE]
         layer = None if place == 0 else place - 1
-        found.append(ProbedLayer(layer, float(np.mean(accuracies)), float(np.std(accuracies))))
+        probed.append(ProbedLayer(layer, float(np.mean(accuracies)), float(np.std(accuracies))))
     chance = float(np.bincount(label_E).max() / len(label_E))
-    return LinearProbe(labels, len(examples), len(tests_SE), chance, tuple(found))
+    return LinearProbe(labels, len(examples), len(tests_SE), chance, tuple(probed))
 
 
-def _numbered(values: Sequence[str], what: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+def _numbered(values: Sequence[str], subject: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     names = tuple(sorted(set(values)))
     if len(names) < 2:
-        raise InputError(f"the examples have {len(names)} {what}; expected two or more")
+        raise InputError(f"the examples have {len(names)} {subject}; expected two or more")
     return names, np.array([names.index(value) for value in values])
 
 
@@ -136,7 +136,7 @@ def _streams(
     """Yield the streams of some examples' last tokens, side by side: (L + 1, C, D), from the embedding on."""
     c = runner.config
     keys: list[Key] = [("embed", None), *(("resid", layer) for layer in range(c.num_hidden_layers))]
-    waiting = _texts([check_ids(c, one.prompt_ids) for one in examples])
+    waiting = _texts([check_ids(c, example.prompt_ids) for example in examples])
     while waiting:
         if check_wanted:
             check_wanted()
@@ -156,11 +156,11 @@ def _texts(prompts: Sequence[list[int]]) -> list[tuple[list[int], list[int]]]:
 
     A prompt that begins with the one before it is that text, gone on.
     """
-    found = list[tuple[list[int], list[int]]]()
+    texts = list[tuple[list[int], list[int]]]()
     for ids in prompts:
-        ends = found.pop()[1] if found and ids[: len(found[-1][0])] == found[-1][0] else []
-        found.append((ids, [*ends, len(ids) - 1]))
-    return found
+        ends = texts.pop()[1] if texts and ids[: len(texts[-1][0])] == texts[-1][0] else []
+        texts.append((ids, [*ends, len(ids) - 1]))
+    return texts
 
 
 def _accuracy(x_ED: Floats, label_E: NDArray[np.int64], test_E: NDArray[np.bool_], ridge: float) -> float:

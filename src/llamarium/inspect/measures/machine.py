@@ -63,8 +63,8 @@ def measure_machine(runner: Runner) -> MachineSpeed:
     before = _Times.now()
     usual = num_threads()
     counts = dict.fromkeys((usual, 1, (usual + 1) // 2, allowed_cpus()))
-    used, *others = (_with_threads(runner, count) for count in counts)
-    return MachineSpeed(used, tuple(others), _Times.now().busy_cores_since(before))
+    current, *others = (_with_threads(runner, count) for count in counts)
+    return MachineSpeed(current, tuple(others), _Times.now().busy_cores_since(before))
 
 
 def _with_threads(runner: Runner, count: int) -> ThreadsSpeed:
@@ -100,5 +100,5 @@ class _Times:
     def busy_cores_since(self, before: "_Times") -> float:
         if self.machine is None or before.machine is None or self.wall <= before.wall:
             return 0.0
-        others = (self.machine - before.machine) - (self.own - before.own)
-        return max(0.0, others / (self.wall - before.wall))
+        other_seconds = (self.machine - before.machine) - (self.own - before.own)
+        return max(0.0, other_seconds / (self.wall - before.wall))

@@ -128,12 +128,12 @@ def perplexity_of_text(
     return Perplexity(nats, len(ids) - 1, len(text.encode()), context, stride, len(sums), bos)
 
 
-def check_number(nats: float, what: str) -> float:
+def check_number(nats: float, subject: str) -> float:
     """Return `nats`; LlamariumError if it is NaN, as damaged weights make it."""
     if math.isnan(nats):
         raise LlamariumError(
-            f"{what} says NaN of this text, so nothing can be measured; its weights may be damaged (load(strict=True) "
-            "tells)"
+            f"{subject} returns NaN for this text, so nothing can be measured; its weights may be damaged "
+            "(load(strict=True) checks them)"
         )
     return nats
 
@@ -172,5 +172,5 @@ def check_window(config: ModelConfig, context: int | None, stride: int | None) -
 
 def _window_nats(runner: Runner, ids: Sequence[int], window: Window) -> float:
     logits = logits_of(runner, ids[window.begin : window.end - 1], window.end - window.first)
-    found = scored_tokens(logits, ids[window.first : window.end])
-    return -math.fsum(chain.from_iterable(chunk.logprobs_C.tolist() for chunk in found))
+    scored = scored_tokens(logits, ids[window.first : window.end])
+    return -math.fsum(chain.from_iterable(chunk.logprobs_C.tolist() for chunk in scored))

@@ -137,15 +137,15 @@ def check_room(config: ModelConfig, work: Work) -> None:
 def summarize(work: Work, rounds: list[Round], num_step_bytes: int | None) -> Speed:
     """Return the medians; a share is the median of the rounds' shares, as a machine's speed changes between them."""
     num_tokens = work.num_rows * (1 if work.num_new else work.num_prompt)
-    seconds = statistics.median(one.seconds for one in rounds)
-    memory = [one.memory_bytes_per_s for one in rounds if one.memory_bytes_per_s is not None]
+    seconds = statistics.median(measured.seconds for measured in rounds)
+    memory = [measured.memory_bytes_per_s for measured in rounds if measured.memory_bytes_per_s is not None]
     share = python_share = None
     if num_step_bytes is not None:
         share = statistics.median(
-            num_step_bytes / one.seconds / speed for one, speed in zip(rounds, memory, strict=True)
+            num_step_bytes / measured.seconds / speed for measured, speed in zip(rounds, memory, strict=True)
         )
-    if all(one.kernel_seconds for one in rounds):
-        python_share = statistics.median(1 - one.kernel_seconds / one.seconds for one in rounds)
+    if all(measured.kernel_seconds for measured in rounds):
+        python_share = statistics.median(1 - measured.kernel_seconds / measured.seconds for measured in rounds)
     return Speed(
         work=work,
         tokens_per_s=num_tokens / seconds,
@@ -186,10 +186,10 @@ def run_round(runner: Runner, work: Work, memory_bytes_per_s: float | None = Non
     begin = _now()
     vocab_size = runner.config.vocab_size
     prompts = [[(token + row) % vocab_size for token in ids] for row in range(work.num_rows)]  # nothing in common
-    wanted = [params] * work.num_rows
-    events = generate_tokens(runner, prompts, wanted, prefix=prefix, kv_cache_dtype=work.kv_cache_dtype)
-    came = [_now() for event in events if event.row == work.num_rows - 1]  # once all prompts have been read
-    (start, start_busy), (stop, stop_busy) = (came[0], came[-1]) if work.num_new else (begin, came[0])
+    all_params = [params] * work.num_rows
+    events = generate_tokens(runner, prompts, all_params, prefix=prefix, kv_cache_dtype=work.kv_cache_dtype)
+    times = [_now() for event in events if event.row == work.num_rows - 1]  # once all prompts have been read
+    (start, start_busy), (stop, stop_busy) = (times[0], times[-1]) if work.num_new else (begin, times[0])
     num_steps = max(1, work.num_new)
     kernel_seconds = (stop_busy - start_busy) / num_steps if runner.is_native else 0.0
     return Round((stop - start) / num_steps, kernel_seconds, memory_bytes_per_s)

@@ -26,9 +26,9 @@ class StreamError:
     cosine: tuple[float, ...]
 
 
-def relative_error(error: float, whole: float) -> float:
+def relative_error(error: float, reference: float) -> float:
     """Return the length of an error over that of its reference; 0 where both are 0."""
-    return error / whole if whole else 0.0 if error == 0 else math.inf
+    return error / reference if reference else 0.0 if error == 0 else math.inf
 
 
 def stream_errors(trace: Trace, against: Trace) -> list[StreamError]:
@@ -36,9 +36,9 @@ def stream_errors(trace: Trace, against: Trace) -> list[StreamError]:
 
     InputError if the two are not of the same tokens and layers.
     """
-    same = all(getattr(trace, name) == getattr(against, name) for name in ("token_ids", "positions", "layers"))
+    are_alike = all(getattr(trace, name) == getattr(against, name) for name in ("token_ids", "positions", "layers"))
     keys: list[Key] = [("resid", layer) for layer in trace.layers]
-    if not same or any(key not in trace.arrays or key not in against.arrays for key in keys) or not keys:
+    if not are_alike or any(key not in trace.arrays or key not in against.arrays for key in keys) or not keys:
         raise InputError('the traces are not of the same tokens and layers; trace both with names=["resid"]')
     return [
         _stream_error(layer, trace.arrays["resid", layer], against.arrays["resid", layer]) for layer in trace.layers

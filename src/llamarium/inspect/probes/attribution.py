@@ -97,7 +97,7 @@ def attribute(
     toward_D = toward_D * runner.dequantize("model.norm.weight") * scale
     additions = tuple(_additions(trace, row, toward_D))
     heads = tuple(_heads(runner, trace, row, toward_D))
-    rounding = logit - sum(one.logit for one in additions)
+    rounding = logit - sum(addition.logit for addition in additions)
     at = trace.positions[row]
     return Attribution(trace.token_ids, at, target_id, against_id, logit, scale, additions, heads, rounding)
 
@@ -125,15 +125,15 @@ def _measure(added_RD: NDArray[np.float32], toward_D: _Doubles) -> Iterator[tupl
 
 
 def _direction(runner: Runner, token_id: object) -> _Doubles:
-    known = check_token(token_id, runner.config.vocab_size)
+    checked_id = check_token(token_id, runner.config.vocab_size)
     type_of(runner, HEAD)
-    return runner.dequantize(HEAD, [known], adapted=True)[0].astype(np.float64)
+    return runner.dequantize(HEAD, [checked_id], adapted=True)[0].astype(np.float64)
 
 
 def _check_trace(trace: Trace, num_layers: int) -> None:
     names = ("head_out", "attn_out", "mlp_out", "resid")
-    wanted: list[Key] = [("embed", None), *((name, i) for i in range(num_layers) for name in names), ("logits", None)]
-    missing = [key for key in wanted if key not in trace.arrays]
+    expected: list[Key] = [("embed", None), *((name, i) for i in range(num_layers) for name in names), ("logits", None)]
+    missing = [key for key in expected if key not in trace.arrays]
     if missing:
         raise InputError(
             f"the trace lacks {len(missing)} activations, {print_key(missing[0])} among them; trace with "

@@ -49,15 +49,15 @@ def token_cost(
         ContextLengthError: If there are more ids than the context holds.
         MemoryBudgetError: If memory does not hold its cache.
     """
-    known = check_ids(runner.config, ids)
-    memory = Memory(runner, len(known), kv_cache_dtype)
-    sequence = memory.begin(known, len(known), adapter)
+    token_ids = check_ids(runner.config, ids)
+    memory = Memory(runner, len(token_ids), kv_cache_dtype)
+    sequence = memory.begin(token_ids, len(token_ids), adapter)
     without = _run_after(runner, memory, sequence, 0)
-    cached = _run_after(runner, memory, sequence, len(known) - 1)
+    cached = _run_after(runner, memory, sequence, len(token_ids) - 1)
     return TokenCost(
-        num_tokens=len(known),
-        flops=flops(runner.config, 1, len(known) - 1),
-        flops_without=flops(runner.config, len(known)),
+        num_tokens=len(token_ids),
+        flops=flops(runner.config, 1, len(token_ids) - 1),
+        flops_without=flops(runner.config, len(token_ids)),
         cache_bytes_per_token=memory.cache.num_bytes // (memory.cache.num_blocks * memory.cache.block_size),
         largest_difference=float(abs(cached - without).max()),
     )

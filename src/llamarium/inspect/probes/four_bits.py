@@ -83,18 +83,20 @@ def coded_weights(
     type_name, shape = type_of(runner, key), runner.weights[key].shape
     if original is not None and original.shape != shape:
         raise InputError(f"original is {original.shape}; expected {shape}")
-    kept = indices(rows, shape[0], "rows")
+    selected = indices(rows, shape[0], "rows")
     if quantize is not None:
         original = runner.dequantize(key)
-        found = coded(original, chosen_type("quantize", quantize, METHODS)).rows(kept)
+        coded_rows = coded(original, chosen_type("quantize", quantize, METHODS)).rows(selected)
     elif type_name in FLOATS:
         raise InputError(f"{key} is not quantized; give quantize: one of {', '.join(METHODS)}")
     else:
-        found = runner.codes(key, kept)
-    minimums = None if found.minimums_RP is None else found.spread(found.minimums_RP)
-    before = None if original is None else original[list(kept)]
-    scales, values = found.spread(found.scales_RP), found.values_RC
-    return CodedWeights(found.type_name, kept, found.levels, found.codes_RC, scales, minimums, values, before)
+        coded_rows = runner.codes(key, selected)
+    minimums = None if coded_rows.minimums_RP is None else coded_rows.spread(coded_rows.minimums_RP)
+    before = None if original is None else original[list(selected)]
+    scales, values = coded_rows.spread(coded_rows.scales_RP), coded_rows.values_RC
+    return CodedWeights(
+        coded_rows.type_name, selected, coded_rows.levels, coded_rows.codes_RC, scales, minimums, values, before
+    )
 
 
 def rounded_inputs(x: Floats) -> RoundedInputs:

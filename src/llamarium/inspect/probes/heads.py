@@ -72,12 +72,12 @@ class HeadsJoined:
 
     def at(self, row: int) -> HeadShares:
         """Return lengths and shares at one of the positions."""
-        told = self.to_dict()
+        values = self.to_dict()
         return HeadShares(
             self.layer,
             self.positions[row],
-            *(tuple(told[name][row]) for name in ("norms", "shares")),
-            rounding=told["rounding"][row],
+            *(tuple(values[name][row]) for name in ("norms", "shares")),
+            rounding=values["rounding"][row],
         )
 
     def to_dict(self) -> dict[str, Any]:

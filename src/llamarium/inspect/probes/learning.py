@@ -119,25 +119,37 @@ def learn(
         MemoryBudgetError: If the step needs more than the budget; nothing has been copied then.
     """
     check_count(k, "k", model.config.vocab_size)
-    known = _checked_ids(model.config, ids, optimizer, learning_rate, budget_mb)
+    token_ids = _checked_ids(model.config, ids, optimizer, learning_rate, budget_mb)
     pupil, num_unpacked = _copy(model, unpack=unpack)
     with torch.enable_grad():
-        losses_T, before_V = _read(pupil, known)
+        losses_T, before_V = _read(pupil, token_ids)
         losses_T.mean().backward()
-    rows, table = list(dict.fromkeys(known)), pupil.model.embed_tokens.weight
+    rows, table = list(dict.fromkeys(token_ids)), pupil.model.embed_tokens.weight
     assert table.grad is not None
     gradients_RD, was_RD = table.grad[rows].clone(), table.detach()[rows].clone()
     norm = get_total_norm(p.grad for p in pupil.parameters() if p.grad is not None).item()  # sync: to show
     parts = _step(pupil, optimizer, learning_rate)
     with torch.no_grad():
-        after_T, after_V = _read(pupil, known)
+        after_T, after_V = _read(pupil, token_ids)
         moves_R = (table[rows] - was_RD).norm(dim=-1)
-    told = [before_V, after_V] if after_V.isfinite().all() else [before_V]  # sync: a step too large predicts nothing
-    best = [name_candidates(top_candidates(on_host(x_V)[None], k)[0], tokenizer) for x_V in told]
+    finite_logits = (
+        [before_V, after_V] if after_V.isfinite().all() else [before_V]
+    )  # sync: a step too large predicts nothing
+    best = [name_candidates(top_candidates(on_host(x_V)[None], k)[0], tokenizer) for x_V in finite_logits]
     before, after = (*best, ())[:2]
     losses, losses_after, moves = (tuple(values.tolist()) for values in (losses_T, after_T, moves_R))
     return Lesson(
-        tuple(known), losses, losses_after, tuple(rows), gradients_RD, moves, parts, norm, before, after, num_unpacked
+        tuple(token_ids),
+        losses,
+        losses_after,
+        tuple(rows),
+        gradients_RD,
+        moves,
+        parts,
+        norm,
+        before,
+        after,
+        num_unpacked,
     )
 
 
@@ -175,25 +187,25 @@ def lesson_bytes(config: ModelConfig, num_tokens: int, optimizer: Optimizer) -> 
     c = config
     weights = 2 * count_parameters(c).total + (3 if optimizer == "AdamW" else 1) * c.vocab_size * c.hidden_size
     heads = 3 * c.num_attention_heads + 2 * c.num_key_value_heads
-    kept = c.num_hidden_layers * (8 * c.hidden_size + 4 * c.intermediate_size + heads * c.head_dim)
-    return 4 * (weights + num_tokens * (3 * c.vocab_size + kept))
+    saved = c.num_hidden_layers * (8 * c.hidden_size + 4 * c.intermediate_size + heads * c.head_dim)
+    return 4 * (weights + num_tokens * (3 * c.vocab_size + saved))
 
 
 def _checked_ids(
     config: ModelConfig, ids: Sequence[int], optimizer: Optimizer, learning_rate: float, budget_mb: float
 ) -> list[int]:
     check_choice("optimizer", optimizer, get_args(Optimizer))
-    known = check_ids(config, ids)
-    if len(known) < 2:
+    token_ids = check_ids(config, ids)
+    if len(token_ids) < 2:
         raise InputError("a text of one token has no loss, as nothing comes before it; expected at least two")
     check_finite("learning_rate", learning_rate, is_positive=True)
-    needed = lesson_bytes(config, len(known), optimizer)
-    if needed > budget_mb * 1e6:
+    num_bytes = lesson_bytes(config, len(token_ids), optimizer)
+    if num_bytes > budget_mb * 1e6:
         raise MemoryBudgetError(
-            f"a step of training needs about {needed / 1e6:,.0f} MB and the budget is {budget_mb:,.0f} MB; take a "
+            f"a step of training needs about {num_bytes / 1e6:,.0f} MB and the budget is {budget_mb:,.0f} MB; take a "
             "smaller model, a shorter text or SGD, which keeps no moments, or raise budget_mb"
         )
-    return known
+    return token_ids
 
 
 def _copy(model: LlamaForCausalLM, *, unpack: bool) -> tuple[LlamaForCausalLM, int]:

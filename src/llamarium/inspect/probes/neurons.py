@@ -61,14 +61,14 @@ def top_neurons(config: ModelConfig, trace: Trace, layer: int, *, position: int 
     ids = largest(abs(gated_F), k)
     by_token = map(tuple, trace.arrays["gated", layer][:, ids].T.tolist())
     columns = (ids, gate_F[ids], act_F[ids], up_F[ids], gated_F[ids])
-    found = tuple(map(Neuron, *(column.tolist() for column in columns), by_token))
-    return Neurons(layer, trace.positions[row], trace.token_ids, trace.positions, found)
+    neurons = tuple(map(Neuron, *(column.tolist() for column in columns), by_token))
+    return Neurons(layer, trace.positions[row], trace.token_ids, trace.positions, neurons)
 
 
 def row_of_position(trace: Trace, position: object) -> int:
     """Return where a position stands on a trace's T axes; InputError if the trace does not hold it."""
     if isinstance(position, int) and not isinstance(position, bool):
-        wanted = position + len(trace.token_ids) if position < 0 else position
-        if wanted in trace.positions:
-            return trace.positions.index(wanted)
+        index = position + len(trace.token_ids) if position < 0 else position
+        if index in trace.positions:
+            return trace.positions.index(index)
     raise InputError(f"position is {show_value(position)}; this trace holds {list(trace.positions)}")

@@ -30,11 +30,13 @@ OF_A_TOKEN = ("embed", "attn_out", "resid_mid", "mlp_out", "resid", "pattern")
 OF_ALL = ("k", "v")
 
 
-def far_view(kept: Sequence[Trace], traces: Iterable[Trace], columns: range, *, in_blocks: bool = False) -> Floats:
+def far_view(
+    layer_traces: Sequence[Trace], traces: Iterable[Trace], columns: range, *, in_blocks: bool = False
+) -> Floats:
     """Return the numbers of the module's table, one part after the other.
 
     Args:
-        kept: Traces of `OF_ALL`, of some layers each, in their order.
+        layer_traces: Traces of `OF_ALL`, of some layers each, in their order.
         traces: Traces of `OF_A_TOKEN`, all layers, of some of the columns each, in their order.
         columns: The tokens.
         in_blocks: The traces have all tokens of their columns, as `tokens_of` says.
@@ -47,7 +49,13 @@ def far_view(kept: Sequence[Trace], traces: Iterable[Trace], columns: range, *, 
     looks_ahead = np.triu(shares_LCS[:, :, first:], 1).any()
     pairs = np.tri(num_columns, num_keys, num_keys if looks_ahead else first, np.bool_)
     cached = [
-        np.stack([_cached(one.arrays[name, layer], columns, in_blocks) for one in kept for layer in one.layers])
+        np.stack(
+            [
+                _cached(traced.arrays[name, layer], columns, in_blocks)
+                for traced in layer_traces
+                for layer in traced.layers
+            ]
+        )
         for name in OF_ALL
     ]
     return np.concatenate([part.ravel() for part in (*rows, *cached, shares_LCS[:, pairs])]).astype(np.float32)
@@ -89,8 +97,8 @@ def _columns_of(trace: Trace, columns: range, in_blocks: bool) -> tuple[NDArray[
     mlp = [a / b for a, b in zip(size["mlp_out"], size["resid"], strict=True)]
     starts = [0, *range(columns.start % columns.step + 1, columns[-1] + 1, columns.step)]
     shares = [np.add.reduceat(arrays["pattern", layer].mean(0), starts, axis=1) for layer in layers]
-    found = np.stack(streams), np.stack(attention), np.stack(mlp), np.stack(shares)
+    parts = np.stack(streams), np.stack(attention), np.stack(mlp), np.stack(shares)
     if not in_blocks:
-        return found
+        return parts
     begins = _begins(range(trace.positions[0], trace.positions[-1] + 1), columns)
-    return *(_means(rows, begins) for rows in found[:3]), np.maximum.reduceat(found[3], begins, axis=1)
+    return *(_means(rows, begins) for rows in parts[:3]), np.maximum.reduceat(parts[3], begins, axis=1)

@@ -47,7 +47,7 @@ def streams_as(
         InputError: For inputs that no kernel rounds.
         ContextLengthError: If there are more ids than the context holds.
     """
-    known = check_ids(runner.config, ids)
+    token_ids = check_ids(runner.config, ids)
     method = None if quantize is None else chosen_type("quantize", quantize, METHODS)
     if rounds_inputs and method not in (None, *IN_C):
         raise InputError(f"inputs are rounded for {', '.join(IN_C)}; the C kernels do not multiply {method}")
@@ -59,12 +59,12 @@ def streams_as(
             matrix_OI = coded(matrix_OI, method).values_RC
         return (rounded_inputs(x_TI).values_MC if rounds_inputs else x_TI) @ matrix_OI.T
 
-    found: dict[Key, Floats] = {}
-    x_TD = runner.dequantize(EMBEDDING, known)
+    streams: dict[Key, Floats] = {}
+    x_TD = runner.dequantize(EMBEDDING, token_ids)
     for layer in range(runner.config.num_hidden_layers):
         x_TD = x_TD + _attention(runner, layer, x_TD, multiply)
-        found["resid", layer] = x_TD = x_TD + _mlp(runner, layer, x_TD, multiply)
-    return Trace(tuple(known), tuple(range(len(known))), found)
+        streams["resid", layer] = x_TD = x_TD + _mlp(runner, layer, x_TD, multiply)
+    return Trace(tuple(token_ids), tuple(range(len(token_ids))), streams)
 
 
 def _attention(runner: Runner, layer: int, x_TD: Floats, multiply: _Multiply) -> Floats:

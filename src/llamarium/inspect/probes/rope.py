@@ -106,6 +106,6 @@ def rotate(config: ModelConfig, x_TNH: Floats, positions: NDArray[np.int64]) -> 
 
 def _check_positions(config: ModelConfig, positions: Sequence[int]) -> None:
     limit = config.max_position_embeddings
-    wrong = [p for p in positions if not 0 <= p < limit]
-    if wrong or not positions:
+    out_of_range = [p for p in positions if not 0 <= p < limit]
+    if out_of_range or not positions:
         raise InputError(f"positions are {list(positions)[:5]}; expected some within 0..{limit - 1}")

@@ -125,12 +125,12 @@ def explain_choice(row: SamplingRow, logits_V: Logits, k: int = 10, tokenizer: T
 
     AnswerError if no token can be chosen.
     """
-    place, left = row.num_tokens, list(stages(row, as_array(logits_V)))
+    place, row_stages = row.num_tokens, list(stages(row, as_array(logits_V)))
     if row.failure is not None:
         raise row.failure
     noise_V = noise(row, len(logits_V)) if row.params.temperature > 0 else None
     chosen = Sampler(len(logits_V)).sample([row], logits_V[None])[0].id_of(0)
-    steps = tuple(_step(stage, k, chosen, tokenizer) for stage in left)
+    steps = tuple(_step(stage, k, chosen, tokenizer) for stage in row_stages)
     draw = None if noise_V is None else _draw(steps[-1], noise_V)
     return SamplerSteps(chosen, text_of(chosen, tokenizer), row.seed, place, steps, draw)
 
@@ -141,8 +141,8 @@ def _step(stage: Stage, k: int, chosen: int, tokenizer: Tokenizer | None) -> Sam
     ids = largest(logits_V, min(k, num_left)).tolist()
     ids = ids if chosen in ids else [*ids, chosen]
     values = zip(ids, logits_V[ids].tolist(), softmax(logits_V)[ids].tolist(), strict=True)
-    found = tuple(SamplerCandidate(i, logit, p, text_of(i, tokenizer)) for i, logit, p in values)
-    return SamplerStep(stage.name, stage.is_on, num_left, found)
+    candidates = tuple(SamplerCandidate(i, logit, p, text_of(i, tokenizer)) for i, logit, p in values)
+    return SamplerStep(stage.name, stage.is_on, num_left, candidates)
 
 
 def _draw(last: SamplerStep, noise_V: NDArray[np.float64]) -> tuple[Drawn, ...]:

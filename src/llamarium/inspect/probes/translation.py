@@ -57,25 +57,27 @@ class Translator:
         file = folder / SAFETENSORS
         data = file.read_bytes()
         self._weights: dict[str, Floats] = {
-            key: np.frombuffer(data, np.float16, one.num_bytes // 2, one.offset).reshape(one.shape).astype(np.float32)
-            for key, one in read_safetensors(file).items()
+            key: np.frombuffer(data, np.float16, tensor.num_bytes // 2, tensor.offset)
+            .reshape(tensor.shape)
+            .astype(np.float32)
+            for key, tensor in read_safetensors(file).items()
         }
         self._words: list[str] = self.about["words"]
         self._num_heads: int = self.about["num_attention_heads"]
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a sentence and its end; InputError for words that were not learned, or too many."""
-        known, words = {word: i for i, word in enumerate(self._words)}, text.split()
+        id_of, words = {word: i for i, word in enumerate(self._words)}, text.split()
         strange = [word for word in words if word not in self.about["english"]]
         if strange or not 0 < len(words) <= _LONGEST:
-            found = (
+            problem = (
                 f"{escape(strange[0], 40)!r} is none of its words"
                 if strange
                 else f"it has {counted(len(words), 'word')}"
             )
             all_words = ", ".join(self.about["english"])
-            raise InputError(f"{found}; this model reads 1 to {_LONGEST} words of these: {all_words}")
-        return [*(known[word] for word in words), _END]
+            raise InputError(f"{problem}; this model reads 1 to {_LONGEST} words of these: {all_words}")
+        return [*(id_of[word] for word in words), _END]
 
     def translate(self, text: str, *, k: int = 3) -> Translation:
         """Write the most probable words one after another, with `k` candidates for each."""

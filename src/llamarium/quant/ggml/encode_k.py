@@ -66,7 +66,7 @@ def _encode(values: Floats, low: int, high: int, *, has_offsets: bool) -> tuple[
         s, t, m = _between(_ratio(step, d), -128, 127), np.zeros_like(step), np.zeros_like(d)
     for _ in range(_REFITS):
         d, m = _refit(x, w, s, t, _codes(x, s, t, d, m, low, high), d, m)
-    d, m = ((half + 0.0).astype(np.float16) for half in (d, m))  # + 0.0: no zero has a sign
+    d, m = ((factor + 0.0).astype(np.float16) for factor in (d, m))  # + 0.0: no zero has a sign
     codes = _codes(x, s, t, d.astype(np.float32), m.astype(np.float32), low, high) - low
     codes = codes.astype(np.uint8).reshape(len(x), -1)
     if not has_offsets:
@@ -86,14 +86,14 @@ def _fit_lines(x: Floats, w: Floats, high: int) -> tuple[Floats, Floats]:
     Returns:
         Both (n, 16, 1), the same in the two lanes of a sub-block.
     """
-    least = np.minimum(_pairs(x.min(-1, keepdims=True)).min(-1, keepdims=True), np.float32(0))
-    most = _pairs(x.max(-1, keepdims=True)).max(-1, keepdims=True)
+    minimum = np.minimum(_pairs(x.min(-1, keepdims=True)).min(-1, keepdims=True), np.float32(0))
+    maximum = _pairs(x.max(-1, keepdims=True)).max(-1, keepdims=True)
     sum_w, sum_x = _both(_sum(w)), _both(_sum(w * x))
-    step, offset, best = (most - least) / high, -least, np.full_like(least, -np.inf)
-    inverse = _ratio(np.ones_like(step), most - least)
+    step, offset, best = (maximum - minimum) / high, -minimum, np.full_like(minimum, -np.inf)
+    inverse = _ratio(np.ones_like(step), maximum - minimum)
     for k in range(len(_LINE_TRIES) + _POLISHES):
         if k < len(_LINE_TRIES):
-            q = _between((x - least) * (inverse * (high + _LINE_TRIES[k])), 0, high)
+            q = _between((x - minimum) * (inverse * (high + _LINE_TRIES[k])), 0, high)
         else:
             q = _between((x + offset) * _ratio(np.ones_like(step), step), 0, high)
         wq = w * q
@@ -152,8 +152,8 @@ def _sum(values: Floats) -> Floats:
 
 def _pairs(lanes: Floats) -> Floats:
     """Pair each lane's value, (n, 16, 1), with the other lane's of its sub-block: (n, 16, 2)."""
-    other = lanes.reshape(-1, _LANES // 2, 2)[..., ::-1].reshape(-1, _LANES, 1)
-    return np.concatenate((lanes, other), axis=-1)
+    swapped = lanes.reshape(-1, _LANES // 2, 2)[..., ::-1].reshape(-1, _LANES, 1)
+    return np.concatenate((lanes, swapped), axis=-1)
 
 
 def _both(lanes: Floats) -> Floats:
