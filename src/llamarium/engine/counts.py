@@ -133,7 +133,7 @@ def state_of(sequence: EngineSequence, most_runs: int) -> SequenceState:
 
 
 def states_of(sequences: Iterable[EngineSequence], limit: int, most_runs: int) -> list[SequenceState]:
-    """Return the states of the first sequences, up to `most`."""
+    """Return the states of the first sequences, up to `limit`."""
     return [state_of(sequence, most_runs) for sequence in islice(sequences, limit)]
 
 
@@ -155,7 +155,7 @@ def open_sequence(sequences: Iterable[EngineSequence], number: int, row: int, mo
 
 
 def _runs(blocks: Sequence[int], owners: Sequence[int], limit: int) -> tuple[BlockRun, ...]:
-    """Merge consecutive blocks with the same number of owners; return up to `most` runs."""
+    """Merge consecutive blocks with the same number of owners; return up to `limit` runs."""
     runs: list[BlockRun] = []
     for block, count in zip(blocks, owners, strict=True):
         last = runs[-1] if runs else None

@@ -82,7 +82,7 @@ class _Worker:
         self._request, self._field, self._one = request, field, one
         self._service: Service = request.app.state.service
         self._place, self._gone = ExitStack(), threading.Event()
-        self._place.enter_context(self._service.place(1))
+        self._place.enter_context(self._service.admit(1))
         self._running: asyncio.Future[Any] | None = None
         model, self._engine = self._service.require()
         self._llama = cast("Llama", model)

@@ -44,7 +44,7 @@ Form = tuple[str, Callable[[bool], Grammar]]
 The function's argument is True if objects may have properties that the schema does not list.
 """
 
-Inside = Callable[[ServedModel, TextEngine, int, int], tuple[tuple[Edit, ...], Places | None]]
+InterventionReader = Callable[[ServedModel, TextEngine, int, int], tuple[tuple[Edit, ...], Places | None]]
 """Returns a prompt's interventions and the positions of its hidden states, given the tokens of prompt and of both."""
 
 
@@ -57,14 +57,14 @@ class Prompts:
         count: Number of prompts.
         messages: The dialog in OpenAI's format; empty if the prompts are not a dialog.
         variables: Variables for the chat template.
-        begun: Beginning of the answer, which the prompt ends with.
+        answer_start: Beginning of the answer, which the prompt ends with.
     """
 
     encode: Encode
     count: int = 1
     messages: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    begun: str | None = None
+    answer_start: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class AnswerRequest:
         constraint: Constraint on the answer; None allows any text.
         salt: Cache salt: cached prefixes are shared only between requests with the same salt.
         is_kept: Whether the answer may be recorded (`--record`) and kept as a source of n-gram drafts.
-        inside: Interventions and requested hidden states; None without either.
+        interventions: Interventions and requested hidden states; None without either.
     """
 
     model: ModelChoice
@@ -133,14 +133,14 @@ class AnswerRequest:
     constraint: Constraint | None = None
     salt: str = ""
     is_kept: bool = True
-    inside: Inside | None = None
+    interventions: InterventionReader | None = None
 
     def parts(self, edits: tuple[Edit, ...]) -> PromptParts:
         """Return the parts of a prompt, for prefix explanations; `edits` are the prompt's interventions."""
         changed = edits_key(edits).hex() if edits else ""
         adapter, prompts = self.model.adapter or "", self.prompts
         offered = () if self.constraint is None else self.constraint.tools.offered
-        dialog = prompts.variables, offered, prompts.messages, prompts.begun
+        dialog = prompts.variables, offered, prompts.messages, prompts.answer_start
         return PromptParts(adapter, self.salt, changed, *dialog)
 
 
@@ -153,14 +153,14 @@ class Submitted:
 
 
 def variables_of(
-    given: Mapping[str, Any] | None = None, effort: str | None = None, documents: object = None
+    variables: Mapping[str, Any] | None = None, effort: str | None = None, documents: object = None
 ) -> dict[str, Any]:
     """Return a request's chat template variables, including `reasoning_effort` and `documents` if given."""
-    more = {"reasoning_effort": effort, "documents": documents}
-    return {**(given or {}), **{name: value for name, value in more.items() if value is not None}}
+    own = {"reasoning_effort": effort, "documents": documents}
+    return {**(variables or {}), **{name: value for name, value in own.items() if value is not None}}
 
 
-async def submit(service: Service, asked: AnswerRequest, owner: str, scope: MutableMapping[str, Any]) -> Submitted:
+async def submit(service: Service, request: AnswerRequest, owner: str, scope: MutableMapping[str, Any]) -> Submitted:
     """Submit a request's prompts to the engine, in a thread.
 
     A request with a grammar, interventions or hidden states may take long to prepare. It gets a dedicated thread, so
@@ -168,18 +168,18 @@ async def submit(service: Service, asked: AnswerRequest, owner: str, scope: Muta
 
     Args:
         service: The served model and its engine.
-        asked: The request.
+        request: The request.
         owner: The request's API key, or "".
         scope: The request's ASGI scope, which collects the fields that have no effect.
 
     Raises:
         ApiError: If the request is invalid or the engine rejects it.
     """
-    held = asked.constraint
-    is_slow = held is not None and (held.form is not None or held.tools.is_held)
-    if is_slow or asked.inside is not None:
-        return await in_own_thread(partial(_submit, service, asked, owner, scope))
-    return await asyncio.to_thread(_submit, service, asked, owner, scope)
+    constraint = request.constraint
+    is_slow = constraint is not None and (constraint.form is not None or constraint.tools.is_held)
+    if is_slow or request.interventions is not None:
+        return await in_own_thread(partial(_submit, service, request, owner, scope))
+    return await asyncio.to_thread(_submit, service, request, owner, scope)
 
 
 def place_of(field: str, place: int, count: int) -> str:
@@ -187,52 +187,52 @@ def place_of(field: str, place: int, count: int) -> str:
     return field if count == 1 else f"{field}[{place}]"
 
 
-def _submit(service: Service, asked: AnswerRequest, owner: str, scope: MutableMapping[str, Any]) -> Submitted:
+def _submit(service: Service, request: AnswerRequest, owner: str, scope: MutableMapping[str, Any]) -> Submitted:
     model, engine = service.loaded or service.require()
     tokenizer = engine.tokenizer
-    begun: list[Answers] = []
+    submitted: list[Answers] = []
     explained: list[Explained] = []
-    field = asked.names.prompt
+    field = request.names.prompt
     try:
-        prompts = asked.prompts.encode(tokenizer)
-        held = _NOTHING_HELD if asked.constraint is None else _held(asked, model, engine, service.settings, scope)
+        prompts = request.prompts.encode(tokenizer)
+        compiled = _compiled_constraint(request, model, engine, service.settings, scope)
         for place, ids in enumerate(prompts):
             if len(prompts) > 1:
-                field = place_of(asked.names.prompt, place, len(prompts))
-            check_prompt(
-                model.config, ids, room=0 if asked.options.max_tokens == 0 else 1
-            )  # before the ids are used as indices
-            params = _params(model, asked, held.form, len(ids), service.max_tokens, scope)
+                field = place_of(request.names.prompt, place, len(prompts))
+            room = 0 if request.options.max_tokens == 0 else 1
+            check_prompt(model.config, ids, room=room)  # before the ids are used as indices
+            params = _params(model, request, compiled.form, len(ids), service.max_tokens, scope)
             num_tokens = len(ids) + params.max_tokens
-            edits, places = ((), None) if asked.inside is None else asked.inside(model, engine, len(ids), num_tokens)
-            begun.append(
+            read = request.interventions
+            edits, places = ((), None) if read is None else read(model, engine, len(ids), num_tokens)
+            submitted.append(
                 engine.begin(
                     ids,
                     params,
-                    new_text=asked.options.new_text,
-                    stop_ids=() if asked.options.ignore_eos else None,
+                    new_text=request.options.new_text,
+                    stop_ids=() if request.options.ignore_eos else None,
                     timeout_s=service.settings.request_timeout_s,
-                    adapter=asked.model.adapter,
-                    salt=asked.salt,
-                    ngram_pool=owner if asked.is_kept else None,
+                    adapter=request.model.adapter,
+                    salt=request.salt,
+                    ngram_pool=owner if request.is_kept else None,
                     must_keep_up=True,
-                    grammar=held.grammar,
-                    tools=held.tools,
+                    grammar=compiled.grammar,
+                    tools=compiled.tools,
                     edits=edits,
                     places=places,
                 )
             )
-            path_of, parts = asked.names.path_of, asked.parts(edits)
-            explained.append(service.explainer.opened(owner, begun[-1], parts, engine, tokenizer, path_of))
+            path_of, parts = request.names.path_of, request.parts(edits)
+            explained.append(service.explainer.opened(owner, submitted[-1], parts, engine, tokenizer, path_of))
     except BaseException as error:
-        close(begun)
+        close(submitted)
         if isinstance(error, LlamariumError):
-            raise refusal_of(error, asked, tokenizer.source, field) from None
+            raise refusal_of(error, request, tokenizer.source, field) from None
         raise
-    return Submitted(begun, explained)
+    return Submitted(submitted, explained)
 
 
-class _Held(NamedTuple):
+class _Compiled(NamedTuple):
     """A compiled constraint: the grammar, its compiled form, and the tools that the answer may call."""
 
     form: Grammar | None = None
@@ -240,25 +240,26 @@ class _Held(NamedTuple):
     tools: ToolRequest | None = None
 
 
-_NOTHING_HELD = _Held()
+_UNCONSTRAINED = _Compiled()
 
 
-def _held(
-    asked: AnswerRequest, model: ServedModel, engine: TextEngine, settings: Settings, scope: MutableMapping[str, Any]
-) -> _Held:
+def _compiled_constraint(
+    request: AnswerRequest, model: ServedModel, engine: TextEngine, settings: Settings, scope: MutableMapping[str, Any]
+) -> _Compiled:
     """Compile a request's constraint, and note unenforced schema keywords in the request's `scope`."""
-    assert asked.constraint is not None
-    form, tools = asked.constraint.form, asked.constraint.tools
-    tools = tools if form is None else tools.after(asked.prompts.messages)
+    if request.constraint is None:
+        return _UNCONSTRAINED
+    form, tools = request.constraint.form, request.constraint.tools
+    tools = tools if form is None else tools.after(request.prompts.messages)
     with engine.step_priority.working():
-        grammar, compiled = held_form(model, form, tools, settings)
+        grammar, compiled = compiled_form(model, form, tools, settings)
     for keyword in () if grammar is None else grammar.unenforced:
-        named = keyword if form is None else keyword.inside(form[0])
-        no_effect_of(scope).add(asked.names.path_of(str(named)))
-    return _Held(grammar, compiled, tools)
+        path = keyword if form is None else keyword.inside(form[0])
+        no_effect_of(scope).add(request.names.path_of(str(path)))
+    return _Compiled(grammar, compiled, tools)
 
 
-def held_form(
+def compiled_form(
     model: ServedModel, form: Form | None, tools: ToolRequest, settings: Settings
 ) -> tuple[Grammar, CompiledGrammar] | tuple[None, None]:
     """Return an answer's grammar and its compiled form, or (None, None) if any text is allowed.
@@ -270,10 +271,10 @@ def held_form(
     tool_form, is_open = settings.tool_form or own_tool_form(model.tokenizer), settings.open_objects
     try:
         answer = None if form is None else form[1](is_open)
-        held = compile_answer(model.grammars, tools, tool_form, answer, open_objects=is_open)
+        compiled = compile_answer(model.grammars, tools, tool_form, answer, open_objects=is_open)
     except GrammarError as error:
         raise _of_form(error, form[0]) if form is not None else error from None
-    return (None, None) if held is None else held
+    return (None, None) if compiled is None else compiled
 
 
 def wanted_forms(
@@ -281,7 +282,7 @@ def wanted_forms(
 ) -> tuple[Grammar | None, Grammar | None]:
     """Return the grammar of the output format and that of the whole answer, each None if absent; neither is compiled.
 
-    Errors as for `held_form`.
+    Errors as for `compiled_form`.
     """
     tool_form, is_open = settings.tool_form or own_tool_form(tokenizer), settings.open_objects
     try:
@@ -297,53 +298,53 @@ def _of_form(error: GrammarError, field: str) -> ApiError:
     return refusal
 
 
-def refusal_of(error: LlamariumError, asked: AnswerRequest, source: str, field: str | None = None) -> ApiError:
+def refusal_of(error: LlamariumError, request: AnswerRequest, source: str, field: str | None = None) -> ApiError:
     """Translate a library error to the client's field names.
 
     Args:
         error: The error.
-        asked: The request.
+        request: The request.
         source: The tokenizer's path, which is not shown to clients.
         field: Path of the prompt, if there are several; defaults to the field with the prompts.
     """
-    names, held = asked.names, asked.constraint
-    if isinstance(error, GrammarError) and held is not None and held.form is not None:
-        return _of_form(error, held.form[0])
+    names, constraint = request.names, request.constraint
+    if isinstance(error, GrammarError) and constraint is not None and constraint.form is not None:
+        return _of_form(error, constraint.form[0])
     refusal = of_library(error, field=field or names.prompt, source=source)
     return renamed(refusal, lambda name: names.length if name == "max_tokens" else names.path_of(name))
 
 
 def _params(
     model: ServedModel,
-    asked: AnswerRequest,
+    request: AnswerRequest,
     form: Grammar | None,
     num_prompt: int,
-    most: int,
+    limit: int,
     scope: MutableMapping[str, Any],
 ) -> SamplingParams:
     """Return the sampling parameters of a prompt's answers; a grammar without free text drops stop strings."""
-    options, wanted = asked.options.sampler.copy(), asked.options.max_tokens
+    options, max_tokens = request.options.sampler.copy(), request.options.max_tokens
     if form is not None:
         options["grammar"] = form
         if options.get("stop") and not form.has_free_text:
-            no_effect_of(scope).add(asked.names.path_of("stop"))
+            no_effect_of(scope).add(request.names.path_of("stop"))
             options["stop"] = None
     recommended = model.generation_config.get("max_new_tokens")
-    if num_prompt + (1 if wanted is None else wanted) > most:
-        raise too_long(num_prompt, wanted, most)
-    if wanted is None:
-        wanted = min(most - num_prompt, most if recommended is None else recommended)
-    options["max_tokens"] = wanted
+    if num_prompt + (1 if max_tokens is None else max_tokens) > limit:
+        raise too_long(num_prompt, max_tokens, limit)
+    if max_tokens is None:
+        max_tokens = min(limit - num_prompt, limit if recommended is None else recommended)
+    options["max_tokens"] = max_tokens
     params = SamplingParams.from_options(options, model.generation_config, model.config.vocab_size)
-    if not asked.options.ignore_eos:
+    if not request.options.ignore_eos:
         return params
     return params.derived(stop_token_ids=tuple(options.get("stop_token_ids") or ()))
 
 
 def close(answers: Iterable[Answers]) -> None:
     """Abort answers that are still running."""
-    for one in answers:
-        one.close()
+    for running in answers:
+        running.close()
 
 
 @contextmanager
@@ -393,7 +394,7 @@ async def side_by_side(work: Sequence[Any]) -> None:
     """Run coroutines concurrently; the first error cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(one)
+            for coroutine in work:
+                group.create_task(coroutine)
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None

@@ -55,7 +55,9 @@ def create_app(service: Service, names: tuple[str, ...], log: Log, extensions: S
     app = create_routes(service, names)
     for extension in extensions:
         extension.add(app)
-    return layered(app, service.settings, log, frozenset[str]().union(*(one.open_paths for one in extensions)))
+    return layered(
+        app, service.settings, log, frozenset[str]().union(*(extension.open_paths for extension in extensions))
+    )
 
 
 def layered(app: ASGIApp, settings: Settings, log: Log, open_paths: frozenset[str] = frozenset()) -> ASGIApp:

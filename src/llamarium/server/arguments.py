@@ -32,23 +32,23 @@ def as_object(text: str) -> str:
     `{}`. Other JSON values are unchanged, so that the dialog's validation rejects those that are not objects.
     """
     try:
-        whole = parse_json(text or "{}")
+        value = parse_json(text or "{}")
     except NotJson:
         return json.dumps(_first_members(text), ensure_ascii=False)
-    return "{}" if whole is None else text
+    return "{}" if value is None else text
 
 
 def members(text: str) -> dict[str, Any]:
     """Return the members of an answer's arguments; of truncated arguments only the complete members."""
     try:
-        whole = parse_json(text or "{}")
+        value = parse_json(text or "{}")
     except NotJson:
         return _first_members(text)
-    return whole if isinstance(whole, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _first_members(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    complete: dict[str, Any] = {}
     place = _after(text, 0, "{")
     try:
         while place is not None:
@@ -58,10 +58,10 @@ def _first_members(text: str) -> dict[str, Any]:
             value, end = _SCAN(text, _skip(text, _after(text, end, ":") or len(text)))
             place = _after(text, end, ",")
             if place is not None or not isinstance(value, int | float):  # a number at the end may be incomplete
-                found[name] = value
+                complete[name] = value
     except (ValueError, RecursionError):
         pass
-    return found
+    return complete
 
 
 def _after(text: str, place: int, mark: str) -> int | None:

@@ -44,9 +44,9 @@ class Dialog:
 
     def path_of(self, path: str) -> str:
         """Translate a field path in OpenAI's chat completions to the client's protocol."""
-        found = re.match(r"messages\[\d+\](\.tool_calls\[\d+\])?", path)
-        if found is not None and found[0] in self._places:
-            path = self._places[found[0]] + path[found.end() :]
+        match = re.match(r"messages\[\d+\](\.tool_calls\[\d+\])?", path)
+        if match is not None and match[0] in self._places:
+            path = self._places[match[0]] + path[match.end() :]
         path = self._path_of_tool(path)
         for ours, theirs in self._names.items():
             renamed, fits = re.subn(rf"^{ours}", theirs, path)
@@ -93,7 +93,7 @@ def encode_dialog(
     tools: Sequence[ToolDefinition] = (),
     *,
     add_generation_prompt: bool = True,
-    begun: str | None = None,
+    answer_start: str | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
     effort: str | None = None,
@@ -105,7 +105,7 @@ def encode_dialog(
         messages: The dialog, as for `ChatFormat.encode`.
         tools: Tool definitions.
         add_generation_prompt: Whether the assistant's header ends the prompt.
-        begun: Beginning of the answer, appended to the prompt.
+        answer_start: Beginning of the answer, appended to the prompt.
         documents: For the chat template.
         variables: Variables for the chat template; unread ones are ignored, with `--strict-fields` refused.
         effort: The template's `reasoning_effort`, if it reads that.
@@ -119,24 +119,24 @@ def encode_dialog(
     form = tokenizer.chat_format
     if form is not None:  # keys that the template does not read are hints
         read = form.message_keys.union(_KEYS)
-        messages = [{key: said for key, said in one.items() if key in read} for one in messages]
+        messages = [{key: value for key, value in message.items() if key in read} for message in messages]
     read = frozenset[str]() if form is None else form.variables
-    given = _variables(variables, read, is_strict=service.settings.strict_fields) if variables else {}
+    template_variables = _variables(variables, read, is_strict=service.settings.strict_fields) if variables else {}
     if checked and "documents" not in read:
         message = "documents is not supported: the model's chat template does not read it; leave it out"
         raise ApiError(400, message, code="unsupported_parameter", param="documents")
     if documents is not None and "documents" in read:
-        if "documents" in given:
+        if "documents" in template_variables:
             raise misplaced("documents", "is also set in chat_template_kwargs; set only one")
-        given["documents"] = checked
+        template_variables["documents"] = checked
     if effort is not None and "reasoning_effort" in read:
-        given.setdefault("reasoning_effort", effort)
-    template: Any = {"tools": tools, "tool_form": tool_form, "variables": given}
+        template_variables.setdefault("reasoning_effort", effort)
+    template: Any = {"tools": tools, "tool_form": tool_form, "variables": template_variables}
     ids = tokenizer.chat(messages, add_generation_prompt=add_generation_prompt, **template)
-    if begun is None:
+    if answer_start is None:
         return ids
-    tokenizer.check_length(begun, service.max_tokens)
-    return ids + tokenizer.encode_after(ids, begun)
+    tokenizer.check_length(answer_start, service.max_tokens)
+    return ids + tokenizer.encode_after(ids, answer_start)
 
 
 def _variables(variables: Mapping[str, Any], read: frozenset[str], *, is_strict: bool) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for message in messages:
         content = message["content"]
         yield content if isinstance(content, str) else joined(content) or ""
-        yield from (said for key, said in message.items() if key not in _KEYS)
+        yield from (value for key, value in message.items() if key not in _KEYS)
         for call in message.get("tool_calls", ()):
             yield call["function"]["arguments"]
 
@@ -181,7 +181,7 @@ def _strings(value: Any) -> Iterator[str]:
         yield from (text for item in cast("list[Any]", value) for text in _strings(item))
 
 
-def check_begun(where: str, form: str | None, tools: ToolRequest | None, *, is_alone: bool) -> None:
+def check_answer_start(where: str, form: str | None, tools: ToolRequest | None, *, is_alone: bool) -> None:
     """Validate a request whose last message is the beginning of the answer.
 
     Args:

@@ -31,8 +31,8 @@ def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
         return ApiError(400, "expected a JSON object as the body", code="invalid_json")
     paths = [path_in(fault, body) for fault in faults]
     deepest = max(paths, key=len)
-    meant = _meant([fault for fault, path in zip(faults, paths, strict=True) if path == deepest])
-    first = next((fault for fault in meant if fault["type"] in (REFUSED, UNKNOWN)), meant[0])
+    intended = _meant([fault for fault, path in zip(faults, paths, strict=True) if path == deepest])
+    first = next((fault for fault in intended if fault["type"] in (REFUSED, UNKNOWN)), intended[0])
     context = first.get("ctx", {})
     if first["type"] == REFUSED:
         param = spelled((*deepest, context["field"]))
@@ -46,8 +46,8 @@ def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
     param = spelled(deepest)
     if first["type"] == "union_tag_invalid":
         param = spelled((*deepest, "type"))
-        found, expected = context["tag"][1:-1], context["expected_tags"].replace("'<", "").replace(">'", "")
-        message = f"{param} is {show_value(found)}; expected {expected}"
+        tag, expected = context["tag"][1:-1], context["expected_tags"].replace("'<", "").replace(">'", "")
+        message = f"{param} is {show_value(tag)}; expected {expected}"
         return ApiError(400, message, code="invalid_parameter", param=param)
     if first["type"] in ("missing", "union_tag_not_found"):
         param = spelled(deepest if first["type"] == "missing" else (*deepest, "type"))
@@ -56,8 +56,8 @@ def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
         bound = f"at most {context['max_length']}" if "max_length" in context else f"at least {context['min_length']}"
         message = f"{param} has {counted(len(first['input']), 'item')}; expected {bound}"
         return ApiError(400, message, code="invalid_parameter", param=param)
-    said = ("expected an object" if fault["type"] in _NO_OBJECT else fault["msg"] for fault in meant)
-    reasons = " or: ".join(dict.fromkeys(said))
+    messages = ("expected an object" if fault["type"] in _NO_OBJECT else fault["msg"] for fault in intended)
+    reasons = " or: ".join(dict.fromkeys(messages))
     return ApiError(400, f"{param}: {reasons}", code="invalid_parameter", param=param)
 
 

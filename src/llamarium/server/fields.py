@@ -92,25 +92,25 @@ class Body(BaseModel):
         return self._without_effect
 
     @classmethod
-    def check_length(cls, value: Any, most: int) -> None:
+    def check_length(cls, value: Any, limit: int) -> None:
         """Reject an overlong dialog before it is validated.
 
         Each message, part and call takes at least one token.
 
         Args:
             value: The body as JSON.
-            most: Maximum number of tokens per request.
+            limit: Maximum number of tokens per request.
 
         Raises:
-            ApiError: 400, if there are more messages, parts and calls than `most`.
+            ApiError: 400, if there are more messages, parts and calls than `limit`.
         """
         if cls.dialog is None or not isinstance(value, dict):
             return
         count = _count(cast("dict[str, Any]", value).get(cls.dialog))
-        if count > most:
+        if count > limit:
             message = (
                 f"{cls.dialog} is too long: it has {count:,} messages, parts and calls, and each takes at least "
-                f"one token; this model's maximum context length is {most} tokens: send fewer"
+                f"one token; this model's maximum context length is {limit} tokens: send fewer"
             )
             raise ApiError(400, message, code="context_length_exceeded", param=cls.dialog)
 
@@ -123,17 +123,17 @@ class Body(BaseModel):
         """
         if not isinstance(value, dict):
             return handler(value)
-        given, declared = cast("dict[str, Any]", value), _declared(cls)
-        others = [name for name in given if name not in declared]
-        is_doubtful = others or cls.has_no_effect or not cls.may_have_no_effect.isdisjoint(given)
+        values, declared = cast("dict[str, Any]", value), _declared(cls)
+        undeclared = [name for name in values if name not in declared]
+        is_doubtful = undeclared or cls.has_no_effect or not cls.may_have_no_effect.isdisjoint(values)
         if is_doubtful and info.context is not None:
             info.context.append(cls)
-        if not others:
-            return handler(given)
-        _check_others(cls, others, given)
-        body = handler({name: item for name, item in given.items() if name in declared})
-        known = cls.hints | cls.refused.keys()
-        body._without_effect = tuple(name for name in others if given[name] is not None or name not in known)
+        if not undeclared:
+            return handler(values)
+        _check_others(cls, undeclared, values)
+        body = handler({name: item for name, item in values.items() if name in declared})
+        listed = cls.hints | cls.refused.keys()
+        body._without_effect = tuple(name for name in undeclared if values[name] is not None or name not in listed)
         return body
 
 
@@ -164,26 +164,31 @@ def of_table(*holders: str) -> Callable[[type[ModelT]], type[ModelT]]:
 
     Hints with a `kind` become fields; the others extend `hints` and `refused`.
     """
-    rows = {name: known for holder in holders for name, known in TABLE[holder].items()}
+    rows = {name: row for holder in holders for name, row in TABLE[holder].items()}
 
     def extended(model: type[ModelT]) -> type[ModelT]:
-        own = {name: known for name, known in rows.items() if name not in model.model_fields}
+        new_rows = {name: row for name, row in rows.items() if name not in model.model_fields}
         added: dict[str, Any] = {
-            name: (known.kind | None, None)
-            for name, known in own.items()
-            if isinstance(known, Hint) and known.kind is not None
+            name: (row.kind | None, None)
+            for name, row in new_rows.items()
+            if isinstance(row, Hint) and row.kind is not None
         }
-        made = create_model(model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **added)
-        made.hints = model.hints | {name for name, known in rows.items() if isinstance(known, Hint)}
-        made.may_have_no_effect = model.may_have_no_effect | made.hints
-        made.refused = {**model.refused, **{name: known for name, known in own.items() if isinstance(known, Refused)}}
-        return made
+        extended_model = create_model(
+            model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **added
+        )
+        extended_model.hints = model.hints | {name for name, row in rows.items() if isinstance(row, Hint)}
+        extended_model.may_have_no_effect = model.may_have_no_effect | extended_model.hints
+        extended_model.refused = {
+            **model.refused,
+            **{name: row for name, row in new_rows.items() if isinstance(row, Refused)},
+        }
+        return extended_model
 
     return extended
 
 
 def with_parameters(
-    taker: Taker, field_of: Callable[[Option], tuple[Any, Any]] = lambda one: (one.kind | None, None)
+    taker: Taker, field_of: Callable[[Option], tuple[Any, Any]] = lambda parameter: (parameter.kind | None, None)
 ) -> Callable[[type[AnyModelT]], type[AnyModelT]]:
     """Return a decorator that adds a field for each sampling parameter of a taker.
 
@@ -193,7 +198,7 @@ def with_parameters(
     """
 
     def extended(model: type[AnyModelT]) -> type[AnyModelT]:
-        added: dict[str, Any] = {one.name: field_of(one) for one in parameters_of(taker)}
+        added: dict[str, Any] = {parameter.name: field_of(parameter) for parameter in parameters_of(taker)}
         return create_model(model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **added)
 
     return extended
@@ -201,7 +206,7 @@ def with_parameters(
 
 def parameters_in(body: BaseModel, taker: Taker) -> SamplingKeywords:
     """Return the sampling parameters in a body, i.e. the fields added by `with_parameters`."""
-    values = {one.name: getattr(body, one.name) for one in parameters_of(taker)}
+    values = {parameter.name: getattr(body, parameter.name) for parameter in parameters_of(taker)}
     for name, off in _OFF_ELSEWHERE.items():
         if name in values and values[name] == off:
             values[name] = PARAMETERS[name].default
@@ -217,22 +222,22 @@ def _declared(body: type[Body]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in body.model_fields.items())
 
 
-def _check_others(body: type[Body], others: list[str], given: Mapping[str, Any]) -> None:
+def _check_others(body: type[Body], undeclared: list[str], values: Mapping[str, Any]) -> None:
     """Reject undeclared names: unsupported fields, misspellings, and fields of other endpoints.
 
     Raises:
         PydanticCustomError: `REFUSED` or `UNKNOWN`, with the name in its context.
     """
     elsewhere = _honoured_elsewhere(body)
-    unknown = [name for name in others if not (name in body.refused or name in body.hints or name in elsewhere)]
+    unknown = [name for name in undeclared if not (name in body.refused or name in body.hints or name in elsewhere)]
     if len(unknown) > _MOST_UNKNOWN and not body.is_closed:
         advice = f"; there are {len(unknown):,} unknown fields; at most {_MOST_UNKNOWN:,} are accepted"
         raise PydanticCustomError(UNKNOWN, "", {"field": unknown[_MOST_UNKNOWN], "advice": advice})
-    for name in others:
-        value = given[name]
-        if (known := body.refused.get(name)) is not None:
-            if value is not None and value not in known.off:
-                raise PydanticCustomError(REFUSED, "{reason}", {"field": name, "reason": known.reason})
+    for name in undeclared:
+        value = values[name]
+        if (refused := body.refused.get(name)) is not None:
+            if value is not None and value not in refused.off:
+                raise PydanticCustomError(REFUSED, "{reason}", {"field": name, "reason": refused.reason})
         elif body.is_closed:
             raise PydanticCustomError(UNKNOWN, "", {"field": name, "advice": ""})
         elif name in body.hints or value is None:
@@ -241,9 +246,9 @@ def _check_others(body: type[Body], others: list[str], given: Mapping[str, Any])
             if not _is_off(name, value):
                 raise PydanticCustomError(UNKNOWN, "", {"field": name, "advice": "; it belongs to another endpoint"})
         elif len(name) <= _LONGEST_NAME:
-            right = _meant_by(body, name)
-            if right is not None and given.get(right) != value:
-                raise PydanticCustomError(UNKNOWN, "", {"field": name, "advice": f"; did you mean {right}?"})
+            intended = _meant_by(body, name)
+            if intended is not None and values.get(intended) != value:
+                raise PydanticCustomError(UNKNOWN, "", {"field": name, "advice": f"; did you mean {intended}?"})
 
 
 def _honoured_elsewhere(body: type[Body]) -> frozenset[str]:
@@ -274,13 +279,16 @@ def _meant_by(body: type[Body], name: str) -> str | None:
     letters = _letters(name)
     length, present = len(letters), _present(letters)
     distances: dict[str, int] = {}
-    for right, right_letters, right_present in _right_names(body, len(_generating)):
-        most = _may_be_wrong(right_letters) if length >= _FEWEST_LETTERS else 0
+    for candidate, candidate_letters, candidate_present in _right_names(body, len(_generating)):
+        max_distance = _may_be_wrong(candidate_letters) if length >= _FEWEST_LETTERS else 0
         # cheap filter: an edit changes the length by up to one, and the set of letters by up to two
-        if abs(len(right_letters) - length) <= most and (present ^ right_present).bit_count() <= 2 * most:
-            distance = _distance(letters, right_letters)
-            if distance <= most:
-                distances[right] = distance
+        if (
+            abs(len(candidate_letters) - length) <= max_distance
+            and (present ^ candidate_present).bit_count() <= 2 * max_distance
+        ):
+            distance = _distance(letters, candidate_letters)
+            if distance <= max_distance:
+                distances[candidate] = distance
     return min(distances, key=distances.__getitem__, default=None)
 
 
@@ -304,15 +312,15 @@ def _present(letters: str) -> int:
     return sum(1 << (ord(letter) - ord("0")) for letter in set(letters))
 
 
-def _distance(one: str, other: str) -> int:
+def _distance(a: str, b: str) -> int:
     """Return the edit distance with insertions, deletions, substitutions and swaps of adjacent letters."""
     before: list[int] = []
-    row = list(range(len(other) + 1))
-    for i, letter in enumerate(one):
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a):
         last, before, row = before, row, [i + 1]
-        for j, target in enumerate(other):
+        for j, target in enumerate(b):
             cost = min(before[j + 1] + 1, row[j] + 1, before[j] + (letter != target))
-            if i and j and letter == other[j - 1] and target == one[i - 1]:
+            if i and j and letter == b[j - 1] and target == a[i - 1]:
                 cost = min(cost, last[j - 1] + 1)
             row.append(cost)
     return row[-1]
@@ -321,12 +329,12 @@ def _distance(one: str, other: str) -> int:
 # --- nested objects ---------------------------------------------------------------------------------------------------
 
 
-def _count(said: Any) -> int:
+def _count(value: Any) -> int:
     """Count the objects in a list and in their nested lists; 0 for other values."""
-    if not isinstance(said, list):
+    if not isinstance(value, list):
         return 0
-    objects = [cast("dict[str, Any]", one) for one in cast("list[Any]", said) if isinstance(one, dict)]
-    return len(objects) + sum(_count(inner) for one in objects for name in _NESTED if (inner := one.get(name)))
+    objects = [cast("dict[str, Any]", item) for item in cast("list[Any]", value) if isinstance(item, dict)]
+    return len(objects) + sum(_count(inner) for item in objects for name in _NESTED if (inner := item.get(name)))
 
 
 def of_type(name: str) -> Tag:
@@ -338,7 +346,7 @@ def by_type(default: str | None = None) -> Discriminator:
     """Return a discriminator by the objects' `type`; objects without one have type `default`."""
 
     def name(value: Any) -> str | None:
-        found = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", None)
-        return None if found is None else f"<{found if isinstance(found, str) else show_value(found)}>"
+        kind = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", None)
+        return None if kind is None else f"<{kind if isinstance(kind, str) else show_value(kind)}>"
 
     return Discriminator(name)

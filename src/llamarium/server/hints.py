@@ -51,12 +51,12 @@ class NoEffect:
         *holder, name = path
         self._put(spelled((*holder, escaped(str(name), MAX_NAME_CHARACTERS)), numbers=False), is_known=is_known)
 
-    def _put(self, shown: str, *, is_known: bool) -> None:
-        if shown not in self._names:
+    def _put(self, name: str, *, is_known: bool) -> None:
+        if name not in self._names:
             if not is_known:
-                self._others.add(hash(shown))
+                self._others.add(hash(name))
             if is_known or len(self._others) <= MAX_NAMES:
-                self._names[shown] = None
+                self._names[name] = None
 
     def __str__(self) -> str:
         num_more = len(self._others) - MAX_NAMES
@@ -75,9 +75,9 @@ def note_hints(body: Body, scope: MutableMapping[str, Any], service: Service) ->
         ApiError: 400 for the first of them, with `strict_fields`.
     """
     noted, is_strict = no_effect_of(scope), service.settings.strict_fields
-    sent = {name.decode("latin-1") for name, _ in scope["headers"]}
+    headers = {name.decode("latin-1") for name, _ in scope["headers"]}
     for name in TABLE["headers"]:
-        if name in sent:
+        if name in headers:
             _note(noted, (name,), is_strict, is_known=True)
     for path, is_known in _idle(body, service, ()):
         _note(noted, path, is_strict, is_known=is_known)
@@ -103,8 +103,8 @@ def _idle(value: Any, service: Service, path: Path) -> Iterator[tuple[Path, bool
             raise misplaced(spelled((*path, "type")), f"is {show_value(value.label)}; expected a function")
         yield (*path, value.label), False
     elif isinstance(value, Body):
-        given = {name: item for name in type(value).model_fields if (item := getattr(value, name)) is not None}
-        for name, item in given.items():
+        fields = {name: item for name in type(value).model_fields if (item := getattr(value, name)) is not None}
+        for name, item in fields.items():
             if name == "chat_template_kwargs":
                 yield from (((*path, name, key), False) for key in _unread_variables(item, service))
             elif name == "arguments" and isinstance(item, str) and not is_whole(item):
@@ -150,5 +150,5 @@ def _has_effect(name: str, value: Any, service: Service) -> bool:
 
 def escaped(name: str, limit: int) -> str:
     """Return a name in printable ASCII without commas, for a list in a header, shortened to `limit` characters."""
-    shown = name[: limit + 1].encode("unicode_escape").decode("ascii").replace(",", "\\x2c")
-    return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."
+    text = name[: limit + 1].encode("unicode_escape").decode("ascii").replace(",", "\\x2c")
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -17,8 +17,8 @@ _UNREAD_BYTES = 2**18  # size of the system's send buffer, which limits what is 
 
 def own_names(host: str, allowed: Iterable[str]) -> frozenset[str]:
     """Return the host names that a server accepts: local names, its address, and `allowed`."""
-    here = (socket.gethostname(),) if is_everywhere(host) else ()
-    return LOCAL_NAMES | {name.strip("[]").lower() for name in (host, *allowed, *here)}
+    own_host = (socket.gethostname(),) if is_everywhere(host) else ()
+    return LOCAL_NAMES | {name.strip("[]").lower() for name in (host, *allowed, *own_host)}
 
 
 def is_everywhere(host: str) -> bool:

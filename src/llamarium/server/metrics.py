@@ -113,12 +113,12 @@ class _EngineCollector:
         if self._service.loaded is None:
             return
         engine = self._service.loaded[1]
-        seen, disk = engine.snapshot, engine.disk_use or DiskUse(0, 0, 0, 0)
+        snapshot, disk = engine.snapshot, engine.disk_use or DiskUse(0, 0, 0, 0)
         num_kept = 0 if engine.proposer is None else engine.proposer.num_pool_tokens
-        counts, share = seen.counts, seen.used_blocks / seen.num_blocks
+        counts, share = snapshot.counts, snapshot.used_blocks / snapshot.num_blocks
         gauges = (
-            ("num_requests_running", "Running sequences.", seen.running),
-            ("num_requests_waiting", "Waiting sequences.", seen.waiting),
+            ("num_requests_running", "Running sequences.", snapshot.running),
+            ("num_requests_waiting", "Waiting sequences.", snapshot.waiting),
             ("kv_cache_usage_perc", "Share of KV cache blocks in use.", share),
             ("prefix_cache_disk_bytes", "Size of the prefix cache on disk, in bytes.", disk.num_bytes),
             ("spec_decode_ngram_pool_tokens", "Tokens kept for n-gram drafts.", num_kept),

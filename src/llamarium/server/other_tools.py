@@ -47,8 +47,8 @@ def by_kind(*functions: str | None) -> Discriminator:
 
     def kind(value: Any) -> str | None:
         if isinstance(value, dict):
-            given = cast("dict[str, Any]", value)
-            is_function = given.get("type") in functions or _looks_like_function(given)
+            tool = cast("dict[str, Any]", value)
+            is_function = tool.get("type") in functions or _looks_like_function(tool)
             return FUNCTION.tag if is_function else OTHER.tag
         return OTHER.tag if isinstance(value, OtherTool) else FUNCTION.tag if isinstance(value, Body) else None
 
@@ -57,12 +57,12 @@ def by_kind(*functions: str | None) -> Discriminator:
 
 def _looks_like_function(tool: dict[str, Any]) -> bool:
     """Whether a tool is a function in any protocol's format."""
-    found = tool.get("type")
-    if found is None:
+    kind = tool.get("type")
+    if kind is None:
         return not tool.keys().isdisjoint(_OF_UNTYPED_FUNCTIONS)
-    if not isinstance(found, str) or not tool.keys().isdisjoint(_OF_FUNCTIONS):
+    if not isinstance(kind, str) or not tool.keys().isdisjoint(_OF_FUNCTIONS):
         return True
-    return found.lower() in _TYPES_OF_FUNCTIONS and "parameters" in tool
+    return kind.lower() in _TYPES_OF_FUNCTIONS and "parameters" in tool
 
 
 class FunctionTool(Protocol):
@@ -82,13 +82,13 @@ def definitions_of(functions: Sequence[FunctionTool] | None) -> list[ToolDefinit
     if functions is None:
         return None
     check_number(len(functions))
-    found = list[ToolDefinition]()
+    definitions = list[ToolDefinition]()
     for i, tool in enumerate(functions):
         try:
-            found.append(ToolDefinition.of_function(tool.function_object()))
+            definitions.append(ToolDefinition.of_function(tool.function_object()))
         except ToolError as error:
             raise error.inside(f"tools[{i}].function") from None
-    return found
+    return definitions
 
 
 def functions_of(tools: Sequence[ToolT | OtherTool] | None) -> tuple[list[ToolT] | None, Callable[[str], str]]:
@@ -101,10 +101,10 @@ def functions_of(tools: Sequence[ToolT | OtherTool] | None) -> tuple[list[ToolT]
     places = [i for i, tool in enumerate(tools) if not isinstance(tool, OtherTool)]
 
     def path_of(path: str) -> str:
-        found = re.match(r"tools\[(\d+)\]", path)
-        if found is None or int(found[1]) >= len(places):
+        match = re.match(r"tools\[(\d+)\]", path)
+        if match is None or int(match[1]) >= len(places):
             return path
-        return f"tools[{places[int(found[1])]}]{path[found.end() :]}"
+        return f"tools[{places[int(match[1])]}]{path[match.end() :]}"
 
-    kept = [tool for tool in tools if not isinstance(tool, OtherTool)]
-    return kept, str if len(kept) == len(tools) else path_of
+    functions = [tool for tool in tools if not isinstance(tool, OtherTool)]
+    return functions, str if len(functions) == len(tools) else path_of

@@ -49,15 +49,15 @@ class Recorder:
         try:
             self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
             weakref.finalize(self, os.close, self._descriptor)
-            seen = os.fstat(self._descriptor)
-            beginning = os.pread(self._descriptor, len(_BEGINNING), 0) if stat.S_ISREG(seen.st_mode) else None
+            status = os.fstat(self._descriptor)
+            beginning = os.pread(self._descriptor, len(_BEGINNING), 0) if stat.S_ISREG(status.st_mode) else None
             if beginning not in (b"", _BEGINNING):
                 raise OptionError(f"{escape(file)}: is not a record of earlier answers; name another file (--record)")
             os.fchmod(self._descriptor, 0o600)
         except OSError as error:
             why = escape(error.strerror)
             raise OptionError(f"{escape(file)}: cannot record answers: {why}; name another file (--record)") from None
-        self._ends_line = seen.st_size == 0 or os.pread(self._descriptor, 1, seen.st_size - 1) == b"\n"
+        self._ends_line = status.st_size == 0 or os.pread(self._descriptor, 1, status.st_size - 1) == b"\n"
 
     def write(self, name: str, answers: "Answers", model: "TextModel", engine: "TextEngine") -> str:
         """Append a prompt and its answers.

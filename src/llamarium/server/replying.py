@@ -58,10 +58,10 @@ class Usage:
     def counts(self) -> TokenCounts:
         """Return the token counts so far."""
         return TokenCounts(
-            sum(len(one.prompt_ids) for one in self.answers),
-            sum(len(row.token_ids) for one in self.answers for row in one.rows),
-            sum(one.num_cached for one in self.answers),
-            sum(one.num_disk for one in self.answers),
+            sum(len(answers.prompt_ids) for answers in self.answers),
+            sum(len(row.token_ids) for answers in self.answers for row in answers.rows),
+            sum(answers.num_cached for answers in self.answers),
+            sum(answers.num_disk for answers in self.answers),
         )
 
 
@@ -107,12 +107,14 @@ class ReplyFormatter(ABC):
         """Return the body of a complete answer, after its last step."""
 
 
-async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatter, *, streams: bool) -> Response:
+async def reply(
+    request: Request, generation_request: AnswerRequest, formatter: ReplyFormatter, *, streams: bool
+) -> Response:
     """Run a generation request and return its response.
 
     Args:
         request: The HTTP request.
-        asked: The generation request.
+        generation_request: The generation request.
         formatter: The format of the reply.
         streams: Whether to stream server-sent events.
 
@@ -121,16 +123,18 @@ async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatte
     """
     service: Service = request.app.state.service
     owner = owner_of(request) if service.settings.api_keys else ""
-    n = asked.options.sampler.get("n") or 1
-    with ExitStack() as held:
-        held.enter_context(service.place(asked.prompts.count * n, "n" if n > 1 else asked.names.prompt))
-        submitted = await submit(service, asked, owner, request.scope)
+    n = generation_request.options.sampler.get("n") or 1
+    with ExitStack() as resources:
+        resources.enter_context(
+            service.admit(generation_request.prompts.count * n, "n" if n > 1 else generation_request.names.prompt)
+        )
+        submitted = await submit(service, generation_request, owner, request.scope)
         for answers in submitted.answers:
-            held.callback(answers.close)
-        running = _Reply(request, asked, submitted, formatter)
+            resources.callback(answers.close)
+        running = _Reply(request, generation_request, submitted, formatter)
         if streams:
             ping_s = service.settings.ping_s
-            response = EventStream(running.stream, formatter.failure, ping_s, held.pop_all(), formatter.ping)
+            response = EventStream(running.stream, formatter.failure, ping_s, resources.pop_all(), formatter.ping)
         else:
             response = await while_listening(running.whole(), request.receive) or Response(status_code=499)
         if (explained := running.usage.explained) is not None:
@@ -141,14 +145,19 @@ async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatte
 class _Reply:
     """The running answers to one request."""
 
-    def __init__(self, request: Request, asked: AnswerRequest, submitted: Submitted, formatter: ReplyFormatter) -> None:
-        self._request, self._formatter, self._is_kept = request, formatter, asked.is_kept
+    def __init__(
+        self, request: Request, generation_request: AnswerRequest, submitted: Submitted, formatter: ReplyFormatter
+    ) -> None:
+        self._request, self._formatter, self._is_kept = request, formatter, generation_request.is_kept
         self._explained = submitted.explained
         single = submitted.explained[0] if len(submitted.explained) == 1 else None
         prefix = {"prefix": single.explanation.to_json()} if single is not None and single.shows_texts else {}
         self.usage = Usage(submitted.answers, single, prefix)
         # prompt log-probabilities and hidden states take long to format
-        self._is_long = asked.options.sampler.get("prompt_logprobs") is not None or asked.inside is not None
+        self._is_long = (
+            generation_request.options.sampler.get("prompt_logprobs") is not None
+            or generation_request.interventions is not None
+        )
 
     async def stream(self, write: Write) -> None:
         """Write all events to the stream."""
@@ -178,13 +187,13 @@ class _Reply:
             if len(all_answers) == 1:
                 await self._follow(0, all_answers[0], write_step)
             else:
-                await side_by_side([self._follow(*one, write_step) for one in enumerate(all_answers)])
+                await side_by_side([self._follow(*numbered, write_step) for numbered in enumerate(all_answers)])
         finally:
-            used, service = self.usage.counts(), self._request.app.state.service
-            notes = {"prompt": used.prompt, "cached": used.cached, "generated": used.generated}
+            counts, service = self.usage.counts(), self._request.app.state.service
+            notes = {"prompt": counts.prompt, "cached": counts.cached, "generated": counts.generated}
             self._request.scope["notes"].update(notes)
             is_recorded = service.settings.recorder is not None and self._is_kept
-            if is_recorded or any(len(one.prompt.ids) > LONG_PROMPT for one in self._explained):
+            if is_recorded or any(len(numbered.prompt.ids) > LONG_PROMPT for numbered in self._explained):
                 await asyncio.shield(asyncio.to_thread(self._keep, service))  # also if the client has disconnected
             else:
                 self._keep(service)

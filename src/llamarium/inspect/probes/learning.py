@@ -119,37 +119,26 @@ def learn(
         MemoryBudgetError: If the step needs more than the budget; nothing has been copied then.
     """
     check_count(k, "k", model.config.vocab_size)
-    token_ids = _checked_ids(model.config, ids, optimizer, learning_rate, budget_mb)
+    ids = _checked_ids(model.config, ids, optimizer, learning_rate, budget_mb)
     pupil, num_unpacked = _copy(model, unpack=unpack)
     with torch.enable_grad():
-        losses_T, before_V = _read(pupil, token_ids)
+        losses_T, before_V = _read(pupil, ids)
         losses_T.mean().backward()
-    rows, table = list(dict.fromkeys(token_ids)), pupil.model.embed_tokens.weight
+    rows, table = list(dict.fromkeys(ids)), pupil.model.embed_tokens.weight
     assert table.grad is not None
     gradients_RD, was_RD = table.grad[rows].clone(), table.detach()[rows].clone()
     norm = get_total_norm(p.grad for p in pupil.parameters() if p.grad is not None).item()  # sync: to show
     parts = _step(pupil, optimizer, learning_rate)
     with torch.no_grad():
-        after_T, after_V = _read(pupil, token_ids)
+        after_T, after_V = _read(pupil, ids)
         moves_R = (table[rows] - was_RD).norm(dim=-1)
-    finite_logits = (
-        [before_V, after_V] if after_V.isfinite().all() else [before_V]
-    )  # sync: a step too large predicts nothing
-    best = [name_candidates(top_candidates(on_host(x_V)[None], k)[0], tokenizer) for x_V in finite_logits]
+    is_finite = bool(after_V.isfinite().all())  # sync: a step too large predicts nothing
+    logits = [before_V, after_V] if is_finite else [before_V]
+    best = [name_candidates(top_candidates(on_host(x_V)[None], k)[0], tokenizer) for x_V in logits]
     before, after = (*best, ())[:2]
     losses, losses_after, moves = (tuple(values.tolist()) for values in (losses_T, after_T, moves_R))
     return Lesson(
-        tuple(token_ids),
-        losses,
-        losses_after,
-        tuple(rows),
-        gradients_RD,
-        moves,
-        parts,
-        norm,
-        before,
-        after,
-        num_unpacked,
+        tuple(ids), losses, losses_after, tuple(rows), gradients_RD, moves, parts, norm, before, after, num_unpacked
     )
 
 

@@ -18,7 +18,7 @@ from llamarium.sampling.constraint import CompiledGrammar, Constraint
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
-from llamarium.server.answering import held_form
+from llamarium.server.answering import compiled_form
 from llamarium.server.openai.forms import Formed, form_of
 from llamarium.server.openai.tools import tool_request
 from llamarium.server.settings import Settings
@@ -130,7 +130,7 @@ def _form(
     form = form_of(Formed.model_validate({"response_format": body.response_format}))
     tools, _ = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
     try:
-        return held_form(llama, form, tools, settings)
+        return compiled_form(llama, form, tools, settings)
     except GrammarError as error:
         raise QuestionError(str(error), param="response_format") from None
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llamarium.server.anthropic import requests
-from llamarium.server.dialogs import Dialog, check_begun, encode_dialog, misplaced, missing
+from llamarium.server.dialogs import Dialog, check_answer_start, encode_dialog, misplaced, missing
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.other_tools import functions_of
 from llamarium.tokenizer.tools.request import ToolRequest
@@ -29,18 +29,20 @@ class Prompt:
     Attributes:
         dialog: The dialog.
         tools: The tools.
-        begun: Beginning of the answer, which the model continues, or None.
+        answer_start: Beginning of the answer, which the model continues, or None.
         effort: Reasoning effort for the chat template, or None.
     """
 
     dialog: Dialog
     tools: ToolRequest
-    begun: str | None
+    answer_start: str | None
     effort: str | None
 
     def ids(self, service: Service) -> list[int]:
         """Return the prompt's token ids."""
-        return encode_dialog(service, self.dialog.messages, self.tools.offered, begun=self.begun, effort=self.effort)
+        return encode_dialog(
+            service, self.dialog.messages, self.tools.offered, answer_start=self.answer_start, effort=self.effort
+        )
 
 
 def read_prompt(body: requests.CountRequest) -> Prompt:
@@ -52,18 +54,18 @@ def read_prompt(body: requests.CountRequest) -> Prompt:
     dialog = Dialog(_NAMES)
     if body.system is not None:
         dialog.add("system", {"role": "system", "content": _text(body.system)})
-    *said, last = body.messages
-    for i, message in enumerate(said if last.role == "assistant" else body.messages):
+    *earlier, last = body.messages
+    for i, message in enumerate(earlier if last.role == "assistant" else body.messages):
         _add(dialog, f"messages[{i}]", message)
     functions, path_of = functions_of(body.tools)
     tools = dialog.tools(functions, *_choice(body.tool_choice), path_of)
     config = body.output_config or requests.OutputConfig()
-    begun = None
+    answer_start = None
     if last.role == "assistant":
-        where = f"messages[{len(said)}]"
-        begun = _begun(last, where)
-        check_begun(where, config.format and "output_config.format", tools, is_alone=not dialog.messages)
-    return Prompt(dialog, tools, begun, config.effort)
+        where = f"messages[{len(earlier)}]"
+        answer_start = _answer_start(last, where)
+        check_answer_start(where, config.format and "output_config.format", tools, is_alone=not dialog.messages)
+    return Prompt(dialog, tools, answer_start, config.effort)
 
 
 def _add(dialog: Dialog, where: str, message: requests.MessageParam) -> None:
@@ -75,8 +77,8 @@ def _add(dialog: Dialog, where: str, message: requests.MessageParam) -> None:
     for k, block in enumerate(blocks):
         if isinstance(block, requests.ToolResultBlock):
             _check_role(message, "user", f"{where}.content[{k}]")
-            told = {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
-            dialog.add(f"{where}.content[{k}]", told)
+            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+            dialog.add(f"{where}.content[{k}]", result)
         elif not isinstance(block, requests.TextBlock):
             _check_role(message, "assistant", f"{where}.content[{k}]")
     if has_text or not any(isinstance(block, requests.ToolResultBlock) for block in blocks):
@@ -104,7 +106,7 @@ def _result(block: requests.ToolResultBlock) -> str:
     return f"Error: {text}" if block.is_error else text
 
 
-def _begun(message: requests.MessageParam, where: str) -> str:
+def _answer_start(message: requests.MessageParam, where: str) -> str:
     """Return the text that the answer continues; ApiError if the message contains tool calls."""
     if not isinstance(message.content, str):
         for k, block in enumerate(message.content):
@@ -124,6 +126,6 @@ def _choice(choice: requests.AnthropicToolChoice | None) -> tuple[object, bool |
     if choice.type == "none" and choice.disable_parallel_tool_use is not None:
         param = "tool_choice.disable_parallel_tool_use"
         raise misplaced(param, "has no effect; tool_choice.type is none")
-    named = {"type": "function", "function": {"name": choice.name}}
+    named_function = {"type": "function", "function": {"name": choice.name}}
     parallel = None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
-    return (named if choice.type == "tool" else _CHOICES[choice.type]), parallel
+    return (named_function if choice.type == "tool" else _CHOICES[choice.type]), parallel

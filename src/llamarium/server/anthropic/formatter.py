@@ -72,8 +72,8 @@ class MessageFormatter(ReplyFormatter):
     def _delta_events(self, delta: Delta) -> str:
         match delta:
             case ContentDelta(text):
-                begun = "" if self._open == "text" else self._begin({"type": "text", "text": ""})
-                return begun + self._add(text, {"type": "text_delta", "text": text})
+                start = "" if self._open == "text" else self._begin({"type": "text", "text": ""})
+                return start + self._add(text, {"type": "text_delta", "text": text})
             case CallBegin(_, call_id, name):
                 return self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
             case CallArguments(_, fragment):

@@ -37,21 +37,21 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     service: Service = request.app.state.service
     prompt = await asyncio.to_thread(read_prompt, body)
     dialog = prompt.dialog
-    asked = AnswerRequest(
+    generation_request = AnswerRequest(
         model=model,
         prompts=Prompts(
             encode=lambda _: [prompt.ids(service)],
             messages=dialog.messages,
             variables=variables_of(effort=prompt.effort),
-            begun=prompt.begun,
+            answer_start=prompt.answer_start,
         ),
-        options=AnswerOptions(sampler=_options(body), max_tokens=body.max_tokens, new_text=prompt.begun is None),
+        options=AnswerOptions(sampler=_options(body), max_tokens=body.max_tokens, new_text=prompt.answer_start is None),
         names=FieldNames("messages", "max_tokens", dialog.path_of),
         constraint=Constraint.of(_form(body), prompt.tools),
         salt=body.cache_salt or "",
     )
     formatter = MessageFormatter(model.name, request.scope["request_id"])
-    return await reply(request, asked, formatter, streams=body.stream or False)
+    return await reply(request, generation_request, formatter, streams=body.stream or False)
 
 
 @router.post("/v1/messages/count_tokens")
@@ -77,7 +77,9 @@ def _options(body: MessagesRequest) -> SamplingKeywords:
 
 
 def _form(body: CountRequest) -> Form | None:
-    asked = None if body.output_config is None else body.output_config.format
-    if asked is None:
+    output_format = None if body.output_config is None else body.output_config.format
+    if output_format is None:
         return None
-    return "output_config.format.schema", lambda is_open: Grammar.json_schema(asked.schema_, open_objects=is_open)
+    return "output_config.format.schema", lambda is_open: Grammar.json_schema(
+        output_format.schema_, open_objects=is_open
+    )

@@ -90,17 +90,17 @@ class BatchRun:
             raise errors.exceptions[0] from None
 
     def _has_room(self, line: Line) -> bool:
-        most = _AHEAD * self._service.settings.max_num_seqs
+        limit = _AHEAD * self._service.settings.max_num_seqs
         return self._num_lines == 0 or (
-            max(self._num_lines, self._service.in_flight) < most
+            max(self._num_lines, self._service.in_flight) < limit
             and self._num_bytes + len(line.text) <= MAX_PENDING_BYTES
         )
 
     async def _run_line(self, line: Line) -> None:
         try:
-            asked = self._read(line)
-            if asked is not None:
-                self._write_reply(line, await self._routes.post(asked))
+            request = self._read(line)
+            if request is not None:
+                self._write_reply(line, await self._routes.post(request))
         finally:
             self._num_lines -= 1
             self._num_bytes -= len(line.text)
@@ -109,13 +109,13 @@ class BatchRun:
     def _read(self, line: Line) -> BatchRequest | None:
         """Return a line's request, or write its error and return None."""
         try:
-            asked = parse(line)
-            self._routes.check(asked)
+            request = parse(line)
+            self._routes.check(request)
         except ApiError as error:
             fault = {"code": error.code, "message": error.message, "param": error.param, "line": line.number}
             self._put(line, "null", encode(fault), failure=error.message)
             return None
-        return asked
+        return request
 
     def _write_reply(self, line: Line, reply: RouteReply) -> None:
         _, engine = self._service.loaded or (None, None)

@@ -36,7 +36,7 @@ def check_lines(lines: Iterable[Line], name: str, kept: Kept) -> int:
             raise _changed(f"line {line.number}, {escape(line.custom_id)}, has changed since it was answered", name)
     if number == 0:
         raise InputError(f"{name}: contains no requests; expected one JSON object per line")
-    missing = next((one for one in kept.named if one not in places), None)
+    missing = next((name for name in kept.named if name not in places), None)
     if missing is not None:
         raise _changed(f"{escape(missing)}, which was answered, is missing", name)
     if nameless:
@@ -62,9 +62,9 @@ def check_model(kept: Kept, names: Sequence[str], path: str) -> None:
     Raises:
         OutputError: If the earlier run used another model.
     """
-    others = sorted(kept.models.difference(names))
-    if others:
+    other_models = sorted(kept.models.difference(names))
+    if other_models:
         raise OutputError(
-            f"{path}: the earlier run used {escape(others[0])}, this one uses {escape(names[0])}; use the same model "
-            "(-m, --served-model-name), choose another output, or use --force to run all requests again"
+            f"{path}: the earlier run used {escape(other_models[0])}, this one uses {escape(names[0])}; use the same "
+            "model (-m, --served-model-name), choose another output, or use --force to run all requests again"
         )

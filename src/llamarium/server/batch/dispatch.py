@@ -39,19 +39,19 @@ class Routes:
     def __init__(self, app: FastAPI) -> None:
         self._app, self._paths = app, post_paths()
 
-    def check(self, asked: BatchRequest) -> None:
+    def check(self, request: BatchRequest) -> None:
         """Raise ApiError for a request that cannot be part of a batch."""
-        if asked.url not in self._paths:
-            message = f"url: {show_value(asked.url)} is not a supported endpoint; available: {', '.join(self._paths)}"
+        if request.url not in self._paths:
+            message = f"url: {show_value(request.url)} is not a supported endpoint; available: {', '.join(self._paths)}"
             raise ApiError(404, message, code="not_found", param="url")
-        if asked.body.get("stream") is True:
+        if request.body.get("stream") is True:
             message = "body.stream is not supported in a batch; leave it out"
             raise ApiError(400, message, code="unsupported_parameter", param="body.stream")
 
-    async def post(self, asked: BatchRequest) -> RouteReply:
+    async def post(self, request: BatchRequest) -> RouteReply:
         """Return the route's reply; an internal error is a reply with status 500."""
         parts: list[bytes] = []
-        status, bodies = 0, [_written(asked.body)]
+        status, bodies = 0, [_written(request.body)]
 
         async def receive() -> Message:
             if not bodies:
@@ -64,9 +64,9 @@ class Routes:
             parts.append(message.get("body", b""))
 
         try:
-            await self._app(_scope_of(asked), receive, send)
+            await self._app(_scope_of(request), receive, send)
         except Exception as error:  # noqa: BLE001 - reported without its text, which may contain a prompt
-            return RouteReply(500, encode(internal_error().body_at(asked.url, None)), where(error))
+            return RouteReply(500, encode(internal_error().body_at(request.url, None)), where(error))
         return RouteReply(status, _as_ascii(b"".join(parts)))
 
 
@@ -75,10 +75,10 @@ def _written(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _scope_of(asked: BatchRequest) -> Scope:
+def _scope_of(request: BatchRequest) -> Scope:
     headers = [(b"content-type", b"application/json")]
-    begun = {"notes": {}, "request_id": None, "began": time.monotonic()}
-    return http_scope(asked.url, method="POST", query_string=b"", headers=headers, client=None, **begun)
+    state = {"notes": {}, "request_id": None, "began": time.monotonic()}
+    return http_scope(request.url, method="POST", query_string=b"", headers=headers, client=None, **state)
 
 
 def _as_ascii(body: bytes) -> str:

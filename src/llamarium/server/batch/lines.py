@@ -85,12 +85,12 @@ def noted(lines: Iterable[Line], note: Callable[[bytes], object]) -> Iterator[Li
 
 def _digest_of_rest(file: BinaryIO, begin: bytes) -> str:
     """Read the rest of a line in parts, and return the digest of the whole line."""
-    found = hashlib.sha256(begin)
+    digest = hashlib.sha256(begin)
     while part := file.readline(_PART_BYTES):
-        found.update(part)
+        digest.update(part)
         if part.endswith(b"\n"):
             break
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _name_of(text: bytes) -> str | None:

@@ -109,8 +109,8 @@ class OutputFile(Output):
                 raise OutputError(f"{escape(self._path)}: is not a regular file, so the run cannot be resumed")
             return 0
         if status.st_size and not (resumes or replaces):
-            what = "use --resume to run the remaining requests, or --force to replace it"
-            raise OutputError(f"{escape(self._path)}: already exists; {what}")
+            advice = "use --resume to run the remaining requests, or --force to replace it"
+            raise OutputError(f"{escape(self._path)}: already exists; {advice}")
         return status.st_size
 
     def _read(self) -> Kept:
@@ -133,10 +133,10 @@ class OutputFile(Output):
 
     def write(self, line: bytes) -> None:
         """Append an answer; if the process ends midway, a resumed run cuts off the incomplete line."""
-        left = memoryview(line)
+        unwritten = memoryview(line)
         try:
-            while left:
-                left = left[os.write(self._descriptor, left) :]
+            while unwritten:
+                unwritten = unwritten[os.write(self._descriptor, unwritten) :]
         except OSError as error:
             raise unwritable(self._path, error) from None
 

@@ -58,13 +58,13 @@ class Log:
 
     def event(self, text: str, **fields: Any) -> None:
         """Log a server event."""
-        self._write({"event": text} | fields, text, fields, most=2000)
+        self._write({"event": text} | fields, text, fields, limit=2000)
 
     def request(self, fields: dict[str, Any]) -> None:
         """Log the end of a request."""
-        shown = {name: escape(value, 200) if isinstance(value, str) else value for name, value in fields.items()}
-        head = f"{shown.pop('client')} {shown.pop('method')} {shown.pop('path')} {shown.pop('status')}"
-        self._write({"event": "request"} | fields, head, shown)
+        escaped = {name: escape(value, 200) if isinstance(value, str) else value for name, value in fields.items()}
+        head = f"{escaped.pop('client')} {escaped.pop('method')} {escaped.pop('path')} {escaped.pop('status')}"
+        self._write({"event": "request"} | fields, head, escaped)
 
     def status(self, text: str) -> None:
         """Replace the status line; an empty text removes it."""
@@ -72,10 +72,10 @@ class Log:
             _write_all(_CLEAR_LINE + text)
             self._status = text
 
-    def _write(self, fields: dict[str, Any], head: str, shown: dict[str, Any], most: int | None = None) -> None:
-        """Write a line; with `most`, the text is escaped and shortened, otherwise `shown` must be escaped already."""
-        text = " ".join([head, *(f"{name}={value}" for name, value in shown.items() if value is not None)])
-        text = text if most is None else escape(text, most)
+    def _write(self, fields: dict[str, Any], head: str, escaped: dict[str, Any], limit: int | None = None) -> None:
+        """Write a line; with `limit`, the text is escaped and shortened; without, `escaped` must be escaped."""
+        text = " ".join([head, *(f"{name}={value}" for name, value in escaped.items() if value is not None)])
+        text = text if limit is None else escape(text, limit)
         now = time.time()
         day, clock = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(now)).split()
         stamp = f"{day}T{clock}.{int(now % 1 * 1000):03d}Z"
@@ -109,16 +109,16 @@ class Access:
         scope["request_id"] = request_id = _request_id(scope)
         names = (b"x-request-id", b"request-id") if is_anthropic(scope["path"]) else (b"x-request-id",)
         scope["notes"] = notes = {}
-        own = [(name, request_id.encode()) for name in names]
+        own_headers = [(name, request_id.encode()) for name in names]
         traces = [value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"]
         if trace := _trace(traces) if traces else "":
-            own.append((b"traceparent", trace.encode()))
+            own_headers.append((b"traceparent", trace.encode()))
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *own]
+                message["headers"] = [*message["headers"], *own_headers]
             await send(message)
 
         try:
@@ -143,18 +143,18 @@ class Access:
 
 
 def _request_id(scope: MutableMapping[str, Any]) -> str:
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
-    return given if _SANE_ID.fullmatch(given) else new_request_id()
+    sent_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+    return sent_id if _SANE_ID.fullmatch(sent_id) else new_request_id()
 
 
-def _trace(given: Sequence[str]) -> str:
+def _trace(headers: Sequence[str]) -> str:
     """Return a request's `traceparent` header if there is exactly one and it is valid, else "".
 
     Source: W3C Trace Context, https://www.w3.org/TR/trace-context/#traceparent-header.
     """
-    found = _TRACE.fullmatch(given[0]) if len(given) == 1 else None
-    is_valid = found is not None and found[1] != "ff" and found[2].strip("0") and found[3].strip("0")
-    return given[0] if is_valid else ""
+    match = _TRACE.fullmatch(headers[0]) if len(headers) == 1 else None
+    is_valid = match is not None and match[1] != "ff" and match[2].strip("0") and match[3].strip("0")
+    return headers[0] if is_valid else ""
 
 
 def http_scope(path: str, **of_request: Any) -> Scope:
@@ -223,24 +223,24 @@ class Guard:
     def _check_origin(self, origin: str, hosts: list[str]) -> None:
         """Reject web pages from origins other than the server itself and the allowed ones."""
         allowed = self._settings.cors_origins
-        own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
-        if origin in own or origin in allowed or "*" in allowed:
+        own_origins = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
+        if origin in own_origins or origin in allowed or "*" in allowed:
             return
         message = "requests from this origin are not allowed; start the server with --cors-origin to allow them"
         raise ApiError(403, message, code="origin_not_allowed")
 
-    def _check_key(self, given: list[tuple[bytes, str]]) -> None:
+    def _check_key(self, keys: list[tuple[bytes, str]]) -> None:
         """Reject a missing or invalid key. Every key header must be valid, as a proxy may check only one of them."""
-        if len(dict(given)) < len(given):
+        if len(dict(keys)) < len(keys):
             raise ApiError(400, "the API key header is repeated; send it once", code="invalid_http")
-        if given and all(self._is_key(value) for _, value in given):
+        if keys and all(self._is_key(value) for _, value in keys):
             return
         message = "missing or invalid API key; send exactly one, in the header Authorization: Bearer KEY"
         raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
     def _is_key(self, value: str) -> bool:
         digest = hashlib.sha256(key_in(value).encode("latin-1")).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._keys]  # constant time
+        matches = [hmac.compare_digest(digest, key_digest) for key_digest in self._keys]  # constant time
         return any(matches)
 
 
@@ -260,5 +260,5 @@ def key_in(value: str) -> str:
 
 def owner_of(request: Request) -> str:
     """Return a request's API key, which owns what is stored for the request; "" on a server without keys."""
-    given = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
-    return key_in(given) if request.app.state.service.settings.api_keys else ""
+    header = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
+    return key_in(header) if request.app.state.service.settings.api_keys else ""

@@ -46,16 +46,16 @@ def _keys_of_file(file: Path) -> list[tuple[str, str]]:
 
 def _read(file: Path) -> str:
     try:
-        with file.open(encoding="utf-8") as opened:
-            text = opened.read()
-            _warn_of_others(file, os.fstat(opened.fileno()))
+        with file.open(encoding="utf-8") as stream:
+            text = stream.read()
+            _warn_of_others(file, os.fstat(stream.fileno()))
             return text
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise OptionError(f"{escape(file)}: cannot be read: {why}; expected one API key per line") from None
 
 
-def _warn_of_others(file: Path, found: os.stat_result) -> None:
+def _warn_of_others(file: Path, status: os.stat_result) -> None:
     """Warn if other users can read or change a key file.
 
     It is no error, as secrets mounted by Docker and Kubernetes have mode 444 or 644, in a container with a single user.
@@ -63,14 +63,14 @@ def _warn_of_others(file: Path, found: os.stat_result) -> None:
 
     Args:
         file: The file, for the message.
-        found: The status of the opened file, i.e. of a link's target.
+        status: The status of the opened file, i.e. of a link's target.
     """
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return
     user = os.geteuid()
-    if found.st_uid not in (0, user):
-        warn_caller(f"{escape(file)}: it belongs to user {found.st_uid}, who can read and change the keys; chown it")
-    mode, may_read = stat.S_IMODE(found.st_mode), 0o004 if found.st_uid == 0 != user else 0o044
-    if what := [word for word, bits in (("read", may_read), ("change", 0o022)) if mode & bits]:
-        can = " and ".join(what)
+    if status.st_uid not in (0, user):
+        warn_caller(f"{escape(file)}: it belongs to user {status.st_uid}, who can read and change the keys; chown it")
+    mode, may_read = stat.S_IMODE(status.st_mode), 0o004 if status.st_uid == 0 != user else 0o044
+    if verbs := [word for word, bits in (("read", may_read), ("change", 0o022)) if mode & bits]:
+        can = " and ".join(verbs)
         warn_caller(f"{escape(file)}: other users can {can} the keys (mode {mode:03o}): chmod 600 {escape(file)}")

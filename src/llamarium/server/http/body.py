@@ -44,20 +44,20 @@ class Held:
     _bodies: Bodies
     num_bytes: int = 0
 
-    def add(self, num_bytes: int, most: int) -> None:
+    def add(self, num_bytes: int, limit: int) -> None:
         """Count received bytes.
 
         Args:
             num_bytes: Bytes received.
-            most: Maximum size of this body.
+            limit: Maximum size of this body.
 
         Raises:
             ApiError: 413 if this body is too large, 503 if all bodies together are.
         """
         self.num_bytes += num_bytes
         self._bodies.num_bytes += num_bytes
-        if self.num_bytes > most:
-            raise _too_large(most)
+        if self.num_bytes > limit:
+            raise _too_large(limit)
         if self._bodies.num_bytes > MAX_BYTES_AT_ONCE:
             message = "too much request data at once; try again later"
             raise ApiError(503, message, code="overloaded", headers={"retry-after": "1"})
@@ -125,8 +125,8 @@ async def read_bounded(parts: AsyncIterator[bytes], settings: Settings, held: He
     return b"".join(read)
 
 
-def _too_large(most: int) -> ApiError:
-    message = f"the body exceeds the maximum of {most:,} bytes"
+def _too_large(limit: int) -> ApiError:
+    message = f"the body exceeds the maximum of {limit:,} bytes"
     return ApiError(413, message, code="request_too_large")
 
 

@@ -95,8 +95,10 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_body = True
         super().on_headers_complete()
         # the part of the transport that uvicorn uses for a response, with our own close
-        own = SimpleNamespace(write=self.transport.write, is_closing=self.transport.is_closing, close=self.hang_up)
-        self.cycle.transport = cast(asyncio.Transport, own)
+        transport = SimpleNamespace(
+            write=self.transport.write, is_closing=self.transport.is_closing, close=self.hang_up
+        )
+        self.cycle.transport = cast(asyncio.Transport, transport)
 
     def _framing_error(self) -> ApiError | None:
         """Return an error if a proxy could interpret the headers differently (request smuggling), else None."""
@@ -106,8 +108,8 @@ class BoundedConnection(HttpToolsProtocol):
             return _CODED
         if self.url.startswith(b"/"):
             return None
-        whole, hosts = _WHOLE_URL.match(self.url), [value for name, value in self.headers if name == b"host"]
-        return None if whole and hosts == [whole[1]] else _ELSEWHERE
+        absolute, hosts = _WHOLE_URL.match(self.url), [value for name, value in self.headers if name == b"host"]
+        return None if absolute and hosts == [absolute[1]] else _ELSEWHERE
 
     def on_body(self, body: bytes) -> None:
         """Store a part of a body."""

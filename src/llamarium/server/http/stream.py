@@ -85,7 +85,7 @@ class EventStream(Response):
             if time.monotonic() - written_at >= self._ping_s:
                 await write_bytes(self._ping)
 
-        async def whole() -> bool:
+        async def produce_all() -> bool:
             try:
                 await self._produce(write)
             except ApiError as error:
@@ -96,7 +96,7 @@ class EventStream(Response):
                 raise
             return True
 
-        came_to_its_end = await while_listening(whole(), receive, ping, self._ping_s)
+        came_to_its_end = await while_listening(produce_all(), receive, ping, self._ping_s)
         if came_to_its_end:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         return bool(came_to_its_end)
@@ -118,14 +118,14 @@ async def while_listening(
     """
     task = asyncio.ensure_future(work)
     listener = asyncio.ensure_future(_leaving(receive, idle, idle_s))
-    both = (task, listener)
+    tasks = (task, listener)
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else listener.result()
     finally:
-        for one in both:
-            one.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
+        for pending in tasks:
+            pending.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _leaving(receive: Receive, idle: Callable[[], Awaitable[None]] | None, idle_s: float) -> None:

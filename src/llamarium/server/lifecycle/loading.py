@@ -48,9 +48,9 @@ class ModelLoader(Generic[T]):
     def _run(self) -> None:
         began = time.monotonic()
         try:
-            found = self._load(self._report)
+            result = self._load(self._report)
             self.seconds = time.monotonic() - began
-            self.result = found
+            self.result = result
         except Exception as error:  # noqa: BLE001 - the server reports any error and exits
             self.failure = error
 

@@ -199,9 +199,9 @@ class StatusLine:
         if self._service.loaded is None:
             done, total = self._service.loading.progress
             return f"loading {100 * done // total if total else 0} %"
-        seen = self._service.loaded[1].snapshot
+        snapshot = self._service.loaded[1].snapshot
         before_s, before = self._last
-        self._last = now, seen.counts.generated_tokens
-        rate = (seen.counts.generated_tokens - before) / (now - before_s)
-        share = 100 * seen.used_blocks / seen.num_blocks
-        return f"{seen.running} running, {seen.waiting} waiting, {rate:.0f} tokens/s, cache {share:.0f} %"
+        self._last = now, snapshot.counts.generated_tokens
+        rate = (snapshot.counts.generated_tokens - before) / (now - before_s)
+        share = 100 * snapshot.used_blocks / snapshot.num_blocks
+        return f"{snapshot.running} running, {snapshot.waiting} waiting, {rate:.0f} tokens/s, cache {share:.0f} %"

@@ -122,7 +122,7 @@ class Service:
         return min(engine.max_tokens, self.settings.max_context or engine.max_tokens)
 
     @contextmanager
-    def place(self, num_answers: int, field: str = "n") -> Generator[None]:
+    def admit(self, num_answers: int, field: str = "n") -> Generator[None]:
         """Count answers as in flight while the body runs; a server that is stopping waits for them.
 
         Args:
@@ -135,8 +135,8 @@ class Service:
         """
         self.require()
         if num_answers > self.capacity:
-            most = f"the server accepts {self.capacity} (--max-num-seqs, --max-queue)"
-            raise ApiError(400, f"{num_answers} answers are requested, and {most}; request fewer at once", param=field)
+            limit = f"the server accepts {self.capacity} (--max-num-seqs, --max-queue)"
+            raise ApiError(400, f"{num_answers} answers are requested, and {limit}; request fewer at once", param=field)
         if num_answers > MAX_ANSWERS:
             message = f"{num_answers} answers are requested; the maximum per request is {MAX_ANSWERS}"
             raise ApiError(400, message, param=field)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from llamarium.generation.completion import Generation, Piece
 from llamarium.sampling.keywords import SamplingKeywords
 from llamarium.server.answering import AnswerOptions, AnswerRequest, Constraint, FieldNames, Prompts, variables_of
-from llamarium.server.dialogs import check_begun, encode_dialog, misplaced
+from llamarium.server.dialogs import check_answer_start, encode_dialog, misplaced
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
@@ -16,7 +16,7 @@ from llamarium.server.lifecycle.service import Service, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import sampler_options
 from llamarium.server.openai.forms import FORM_FIELDS, form_of
-from llamarium.server.openai.interventions import INSIDE_FIELDS, inside_of
+from llamarium.server.openai.interventions import INTERVENTION_FIELDS, interventions_of
 from llamarium.server.openai.logprobs import check_reported, for_chat
 from llamarium.server.openai.requests import ChatRequest
 from llamarium.server.openai.tools import tool_request
@@ -53,7 +53,7 @@ class ChatFormatter(ChoicesFormatter):
         return ids | self._of_prompts(generation)
 
     def _first(self, index: int, prompt: int, ids: str) -> str:
-        return self._chunk(index, f'"delta":{{"role":"assistant","content":{encode(self.no_content)}}}', beside=ids)
+        return self._chunk(index, f'"delta":{{"role":"assistant","content":{encode(self.no_content)}}}', members=ids)
 
     def _piece(self, index: int, prompt: int, piece: Piece) -> str:
         logprobs = encode(for_chat(self._tokenizer, piece.logprobs)) if piece.logprobs else "null"
@@ -88,11 +88,11 @@ def _delta_json(delta: Delta) -> str:
 @router.post("/v1/chat/completions", responses=STREAMED)
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """Answer a dialog."""
-    asked = await answer_request(request, body)
-    formatter = ChatFormatter(request, body, asked.model)
-    if asked.constraint is not None and asked.constraint.tools.offered:
+    generation_request = await answer_request(request, body)
+    formatter = ChatFormatter(request, body, generation_request.model)
+    if generation_request.constraint is not None and generation_request.constraint.tools.offered:
         formatter.no_content = None
-    return await reply(request, asked, formatter, streams=body.stream or False)
+    return await reply(request, generation_request, formatter, streams=body.stream or False)
 
 
 async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
@@ -111,8 +111,8 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
     if body.tools is not None or body.tool_choice is not None:
         about_tools = body.tools, body.tool_choice, body.parallel_tool_calls
         tools, path_of = await asyncio.to_thread(tool_request, *about_tools)
-    given = body.model_fields_set
-    form = None if given.isdisjoint(FORM_FIELDS) else form_of(body)
+    set_fields = body.model_fields_set
+    form = None if set_fields.isdisjoint(FORM_FIELDS) else form_of(body)
     constraint = None if form is None and tools is None else Constraint.of(form, tools)
     prompts = await asyncio.to_thread(_prompts, service, body, constraint)
     return AnswerRequest(
@@ -122,7 +122,7 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
             sampler=_options(body),
             max_tokens=next(iter(lengths - {-1}), None),  # -1 is the rest of the context, as on other servers
             ignore_eos=body.ignore_eos or False,
-            new_text=body.add_generation_prompt is not False and prompts.begun is None,
+            new_text=body.add_generation_prompt is not False and prompts.answer_start is None,
         ),
         names=FieldNames(
             prompt="messages",
@@ -132,36 +132,38 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
         constraint=constraint,
         salt=body.cache_salt or "",
         is_kept=getattr(body, "store", None) is not False,
-        inside=None if given.isdisjoint(INSIDE_FIELDS) else inside_of(service, body, model, body.n or 1),
+        interventions=None
+        if set_fields.isdisjoint(INTERVENTION_FIELDS)
+        else interventions_of(service, body, model, body.n or 1),
     )
 
 
 def _prompts(service: Service, body: ChatRequest, constraint: Constraint | None) -> Prompts:
     """Return the dialog as a prompt."""
-    begun = _begun(body, constraint) if body.continue_final_message else None
-    asked = body.messages[: -1 if body.continue_final_message else None]
-    messages = [message.plain(f"messages[{i}]") for i, message in enumerate(asked)]
-    how: Any = {
-        "add_generation_prompt": body.add_generation_prompt is not False or begun is not None,
+    answer_start = _answer_start(body, constraint) if body.continue_final_message else None
+    dialog = body.messages[: -1 if body.continue_final_message else None]
+    messages = [message.plain(f"messages[{i}]") for i, message in enumerate(dialog)]
+    options: Any = {
+        "add_generation_prompt": body.add_generation_prompt is not False or answer_start is not None,
         "documents": body.documents,
         "variables": body.chat_template_kwargs,
         "effort": body.reasoning_effort,
-        "begun": begun,
+        "answer_start": answer_start,
     }
     offered = () if constraint is None else constraint.tools.offered
 
     def encode(_: Tokenizer) -> list[list[int]]:
-        ids = encode_dialog(service, messages, offered, **how)
+        ids = encode_dialog(service, messages, offered, **options)
         if body.prompt_logprobs is not None:
             check_reported(len(ids), body.prompt_logprobs, 1, "prompt_logprobs")
         return [ids]
 
-    given = body.chat_template_kwargs, body.reasoning_effort, body.documents
-    variables = {} if given == (None, None, None) else variables_of(*given)
-    return Prompts(encode=encode, messages=messages, variables=variables, begun=begun)
+    hints = body.chat_template_kwargs, body.reasoning_effort, body.documents
+    variables = {} if hints == (None, None, None) else variables_of(*hints)
+    return Prompts(encode=encode, messages=messages, variables=variables, answer_start=answer_start)
 
 
-def _begun(body: ChatRequest, constraint: Constraint | None) -> str:
+def _answer_start(body: ChatRequest, constraint: Constraint | None) -> str:
     """Return the text of the last message, which the answer continues."""
     if body.add_generation_prompt:
         raise misplaced("continue_final_message", "and add_generation_prompt are both true; set only one")
@@ -170,7 +172,7 @@ def _begun(body: ChatRequest, constraint: Constraint | None) -> str:
     if last.role != "assistant" or last.tool_calls:
         raise misplaced("continue_final_message", "is true, but the last message is not text of the assistant")
     form, tools = (None, None) if constraint is None else (constraint.form, constraint.tools)
-    check_begun(f"messages[{place}]", form and form[0], tools, is_alone=place == 0)
+    check_answer_start(f"messages[{place}]", form and form[0], tools, is_alone=place == 0)
     return text
 
 

@@ -42,7 +42,7 @@ class ChoicesFormatter(ReplyFormatter):
         self._shows_ids = body.return_token_ids or False
         self._shows_usage = body.stream_options is not None and shows_usage(body)
         self._looks_inside = body.hidden_states is not None or body.lens is not None
-        self._begun = set[int]()  # indices of prompts whose first events were returned
+        self._started = set[int]()  # indices of prompts whose first events were returned
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "object": self.chunk_name if body.stream else self.whole_name,
@@ -74,7 +74,7 @@ class ChoicesFormatter(ReplyFormatter):
     def _piece(self, index: int, prompt: int, piece: Piece) -> str:
         """Return the events of one piece, or "" if it has no content."""
 
-    def _chunk(self, index: int, content: str, logprobs: str = "null", reason: str = "null", beside: str = "") -> str:
+    def _chunk(self, index: int, content: str, logprobs: str = "null", reason: str = "null", members: str = "") -> str:
         """Return the event of a chunk with one choice.
 
         Args:
@@ -82,16 +82,16 @@ class ChoicesFormatter(ReplyFormatter):
             content: The choice's content as JSON members, e.g. `"delta":{}`.
             logprobs: `logprobs` as JSON.
             reason: `finish_reason` as JSON.
-            beside: Further JSON members of the chunk.
+            members: Further JSON members of the chunk.
         """
         choice = f'{{"index":{index},{content},"logprobs":{logprobs},"finish_reason":{reason}}}'
-        return f"{self._chunk_start}{choice}]{beside}{self._chunk_end}"
+        return f"{self._chunk_start}{choice}]{members}{self._chunk_end}"
 
     def events(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> str:
         """Return the chunks of one step of a prompt's answers."""
         first, events = prompt * self._num_answers, ""
-        if prompt not in self._begun:
-            self._begun.add(prompt)
+        if prompt not in self._started:
+            self._started.add(prompt)
             ids = f',"prompt_token_ids":{encode(usage.answers[prompt].prompt_ids)}' if self._shows_ids else ""
             events = "".join(self._first(first + row, prompt, "" if row else ids) for row in range(self._num_answers))
         for piece in pieces:

@@ -16,7 +16,7 @@ from llamarium.server.lifecycle.service import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import sampler_options
 from llamarium.server.openai.forms import FORM_FIELDS, form_of
-from llamarium.server.openai.interventions import INSIDE_FIELDS, inside_of
+from llamarium.server.openai.interventions import INTERVENTION_FIELDS, interventions_of
 from llamarium.server.openai.logprobs import CompletionLogprobs, check_reported
 from llamarium.server.openai.requests import CompletionRequest
 from llamarium.server.replying import reply
@@ -109,18 +109,20 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     model = chosen_model(request, body.model)
     prompts = prompts_of(body.prompt, "prompt")
     echoes: list[str] = []
-    most, options = request.app.state.service.max_tokens, _options(body)
+    limit, options = request.app.state.service.max_tokens, _options(body)
 
     def encode_prompts(tokenizer: Tokenizer) -> list[list[int]]:
-        ids = for_each(prompts, "prompt", tokenizer, lambda prompt, _: encode_prompt(tokenizer, prompt, most))
-        if (told := body.logprobs if body.echo else body.prompt_logprobs) is not None:
-            check_reported(sum(map(len, ids)), told, body.n or 1, "logprobs" if body.echo else "prompt_logprobs")
+        ids = for_each(prompts, "prompt", tokenizer, lambda prompt, _: encode_prompt(tokenizer, prompt, limit))
+        if (num_logprobs := body.logprobs if body.echo else body.prompt_logprobs) is not None:
+            check_reported(
+                sum(map(len, ids)), num_logprobs, body.n or 1, "logprobs" if body.echo else "prompt_logprobs"
+            )
         if body.echo:
             echoes[:] = for_each(prompts, "prompt", tokenizer, lambda prompt, _: _text_of(tokenizer, prompt))
         return ids
 
-    given, num_answers = body.model_fields_set, len(prompts) * (body.n or 1)
-    asked = AnswerRequest(
+    set_fields, num_answers = body.model_fields_set, len(prompts) * (body.n or 1)
+    generation_request = AnswerRequest(
         model=model,
         prompts=Prompts(encode=encode_prompts, count=len(prompts)),
         options=AnswerOptions(
@@ -129,46 +131,46 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
             ignore_eos=body.ignore_eos or False,
         ),
         names=FieldNames("prompt", "max_tokens"),
-        constraint=None if given.isdisjoint(FORM_FIELDS) else Constraint.of(form_of(body), None),
+        constraint=None if set_fields.isdisjoint(FORM_FIELDS) else Constraint.of(form_of(body), None),
         salt=body.cache_salt or "",
         is_kept=getattr(body, "store", None) is not False,
-        inside=None
-        if given.isdisjoint(INSIDE_FIELDS)
-        else inside_of(request.app.state.service, body, model, num_answers),
+        interventions=None
+        if set_fields.isdisjoint(INTERVENTION_FIELDS)
+        else interventions_of(request.app.state.service, body, model, num_answers),
     )
     formatter = CompletionFormatter(request, body, model, prompts, echoes)
-    return await reply(request, asked, formatter, streams=body.stream or False)
+    return await reply(request, generation_request, formatter, streams=body.stream or False)
 
 
-def prompts_of(given: str | Sequence[str] | Sequence[int] | Sequence[list[int]], field: str) -> list[Prompt]:
+def prompts_of(value: str | Sequence[str] | Sequence[int] | Sequence[list[int]], field: str) -> list[Prompt]:
     """Return a request's prompts, each a text or token ids; `field` is their field, for errors."""
-    if isinstance(given, str):
-        return [given]
-    if not given:
+    if isinstance(value, str):
+        return [value]
+    if not value:
         raise ApiError(400, f"{field} is an empty list; expected at least one text or token id", param=field)
-    return [cast(list[int], given)] if isinstance(given[0], int) else cast(list[Prompt], given)
+    return [cast(list[int], value)] if isinstance(value[0], int) else cast(list[Prompt], value)
 
 
 def for_each(prompts: Sequence[Prompt], field: str, tokenizer: Tokenizer, work: Callable[[Prompt, str], T]) -> list[T]:
     """Return `work(prompt, path)` for each prompt; library errors become ApiErrors with the prompt's path."""
-    found: list[T] = []
+    results: list[T] = []
     for place, prompt in enumerate(prompts):
         path = place_of(field, place, len(prompts))
         try:
-            found.append(work(prompt, path))
+            results.append(work(prompt, path))
         except LlamariumError as error:
             raise of_library(error, field=path, source=tokenizer.source) from None
-    return found
+    return results
 
 
 def _text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, most: int) -> list[int]:
-    """Return a prompt's token ids; a text far longer than `most` tokens is rejected without encoding it."""
+def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, max_tokens: int) -> list[int]:
+    """Return a prompt's token ids; a text far longer than `max_tokens` tokens is rejected without encoding it."""
     if isinstance(prompt, str):
-        tokenizer.check_length(prompt, most)
+        tokenizer.check_length(prompt, max_tokens)
         return tokenizer.encode(prompt)
     return prompt
 

@@ -53,36 +53,39 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         reason = f"the model's vectors have {width} dimensions and cannot be shortened"
         raise ApiError(400, f"dimensions is {body.dimensions}; {reason}", param="dimensions")
     prompts = await _prompts(request, body)
-    with service.place(1):
-        found = await while_listening(_embed(request, body, prompts, chosen.adapter), request.receive)
-    if found is None:
+    with service.admit(1):
+        results = await while_listening(_embed(request, body, prompts, chosen.adapter), request.receive)
+    if results is None:
         return Response(status_code=499)
-    notes = {"prompt": sum(one.num_tokens for one in found), "cached": sum(one.num_cached for one in found)}
+    notes = {
+        "prompt": sum(result.num_tokens for result in results),
+        "cached": sum(result.num_cached for result in results),
+    }
     request.scope["notes"].update(notes)
-    content = await asyncio.to_thread(_written, found, chosen.name, body.encoding_format == "base64", notes["prompt"])
+    content = await asyncio.to_thread(_written, results, chosen.name, body.encoding_format == "base64", notes["prompt"])
     return Response(content, media_type="application/json")
 
 
 async def _prompts(request: Request, body: EmbeddingRequest) -> list[list[int]]:
     """Return the token ids of a request's texts; an invalid text is rejected by its path."""
-    given = prompts_of(body.input, "input")
-    if len(given) > MAX_INPUTS:
-        raise ApiError(400, f"input has {len(given)} texts; the maximum is {MAX_INPUTS}", param="input")
+    inputs = prompts_of(body.input, "input")
+    if len(inputs) > MAX_INPUTS:
+        raise ApiError(400, f"input has {len(inputs)} texts; the maximum is {MAX_INPUTS}", param="input")
     service: Service = request.app.state.service
-    model, most = service.require()[0], service.max_tokens
+    model, max_tokens = service.require()[0], service.max_tokens
 
     def encode_all(tokenizer: Tokenizer) -> list[list[int]]:
         def work(prompt: Prompt, path: str) -> list[int]:
-            ids = encode_prompt(tokenizer, prompt, most)
-            if len(ids) > most:
+            ids = encode_prompt(tokenizer, prompt, max_tokens)
+            if len(ids) > max_tokens:
                 raise ContextLengthError(
-                    f"{path} is too long: it has {len(ids)} tokens; this model's maximum context length is {most} "
-                    "tokens: use a shorter text"
+                    f"{path} is too long: it has {len(ids)} tokens; this model's maximum context length is "
+                    f"{max_tokens} tokens: use a shorter text"
                 )
             check_prompt(model.config, ids, path, room=0)
             return ids
 
-        return for_each(given, "input", tokenizer, work)
+        return for_each(inputs, "input", tokenizer, work)
 
     return await with_tokenizer(request, "input", encode_all)
 
@@ -99,34 +102,34 @@ async def _embed(
     noted = metrics.of(adapter)
     _, engine = service.require()
     limit_s, began = service.settings.request_timeout_s, time.monotonic()
-    places, found = iter(range(len(prompts))), dict[int, Embedding]()
+    places, results = iter(range(len(prompts))), dict[int, Embedding]()
 
     async def work() -> None:
         for place in places:  # shared by all workers
             left_s = None if limit_s is None else max(0.0, began + limit_s - time.monotonic())
             pooling, salt = body.pooling or "mean", body.cache_salt or ""
-            asked = engine.embed(prompts[place], pooling, timeout_s=left_s, adapter=adapter, salt=salt)
-            found[place] = await asyncio.wrap_future(asked)
+            future = engine.embed(prompts[place], pooling, timeout_s=left_s, adapter=adapter, salt=salt)
+            results[place] = await asyncio.wrap_future(future)
             noted.finished("stop")
 
     with recording(noted, "input"):
         await side_by_side([work() for _ in range(min(len(prompts), max(1, service.settings.max_num_seqs // 4)))])
     noted.whole.observe(time.monotonic() - began)
-    return [found[place] for place in range(len(prompts))]
+    return [results[place] for place in range(len(prompts))]
 
 
-def _written(found: Sequence[Embedding], model: str, as_base64: bool, num_tokens: int) -> bytes:
+def _written(results: Sequence[Embedding], model: str, as_base64: bool, num_tokens: int) -> bytes:
     """Return the response body; vectors are encoded one by one, so that other threads can run in between."""
 
-    def entry(place: int, one: Embedding) -> str:
-        vector = _base64(one) if as_base64 else one.vector.tolist()
+    def entry(place: int, result: Embedding) -> str:
+        vector = _base64(result) if as_base64 else result.vector.tolist()
         return encode({"object": "embedding", "index": place, "embedding": vector})
 
-    entries = ",".join(entry(place, one) for place, one in enumerate(found))
+    entries = ",".join(entry(place, result) for place, result in enumerate(results))
     usage = encode({"prompt_tokens": num_tokens, "total_tokens": num_tokens})
     return f'{{"object":"list","data":[{entries}],"model":{encode(model)},"usage":{usage}}}'.encode()
 
 
-def _base64(one: Embedding) -> str:
+def _base64(result: Embedding) -> str:
     """Return a vector as base64-encoded little-endian float32."""
-    return base64.b64encode(one.vector.astype(np.dtype("<f4")).tobytes()).decode()
+    return base64.b64encode(result.vector.astype(np.dtype("<f4")).tobytes()).decode()

@@ -119,8 +119,8 @@ class Message(Body):
             content = [{"type": part.type, "text": part.text} for part in content]
         plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.tool_calls:
-            own = {"id": True, "type": True, "function": {"name", "arguments"}}
-            plain["tool_calls"] = [call.model_dump(include=own) for call in self.tool_calls]
+            call_fields = {"id": True, "type": True, "function": {"name", "arguments"}}
+            plain["tool_calls"] = [call.model_dump(include=call_fields) for call in self.tool_calls]
             for call in plain["tool_calls"]:
                 call["function"]["arguments"] = as_object(call["function"]["arguments"])
         if self.tool_call_id is not None:
@@ -129,8 +129,8 @@ class Message(Body):
 
 
 def dialog_ids(
-    service: Service, messages: Sequence[Message], tools: Sequence[ToolDefinition] = (), **how: Any
+    service: Service, messages: Sequence[Message], tools: Sequence[ToolDefinition] = (), **options: Any
 ) -> list[int]:
     """Return the token ids of a dialog; arguments as for `encode_dialog`."""
     plain = [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
-    return encode_dialog(service, plain, tools, **how)
+    return encode_dialog(service, plain, tools, **options)

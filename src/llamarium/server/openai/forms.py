@@ -70,17 +70,17 @@ def form_of(body: Formed) -> Form | None:
     Raises:
         ApiError: If several fields set a format, or one is incomplete.
     """
-    given = {name: value for name in _FORMS if (value := getattr(body, name)) not in (None, "")}
+    values = {name: value for name in _FORMS if (value := getattr(body, name)) not in (None, "")}
     if body.response_format is not None and body.response_format.type == "text":
         for name in _schemas_in(body.response_format):
             raise misplaced(f"response_format.{name}", "is set, but response_format.type is text")
-        del given["response_format"]
-    if len(given) > 1:
-        one, other = [*given][:2]
-        raise ApiError(400, f"{one} and {other} both constrain the answer; set only one", param=other)
-    if not given:
+        del values["response_format"]
+    if len(values) > 1:
+        first, second = [*values][:2]
+        raise ApiError(400, f"{first} and {second} both constrain the answer; set only one", param=second)
+    if not values:
         return None
-    ((name, value),) = given.items()
+    ((name, value),) = values.items()
     if isinstance(value, ResponseFormat):
         return _of_openai(value)
     if isinstance(value, StructuredOutputs):
@@ -88,26 +88,26 @@ def form_of(body: Formed) -> Form | None:
     return name, _READERS[_FORMS[name]](value)
 
 
-def _schemas_in(asked: ResponseFormat) -> list[str]:
-    values = {"json_schema": asked.json_schema, "schema": asked.schema_}
+def _schemas_in(response_format: ResponseFormat) -> list[str]:
+    values = {"json_schema": response_format.json_schema, "schema": response_format.schema_}
     return [name for name, value in values.items() if value is not None]
 
 
-def _of_openai(asked: ResponseFormat) -> Form:
-    if len(_schemas_in(asked)) > 1:
+def _of_openai(response_format: ResponseFormat) -> Form:
+    if len(_schemas_in(response_format)) > 1:
         raise misplaced("response_format.schema", "and response_format.json_schema are both set; set only one")
-    if asked.schema_ is not None:
-        return "response_format.schema", schema_reader(asked.schema_)
-    if asked.json_schema is None:
-        if asked.type == "json_schema":
+    if response_format.schema_ is not None:
+        return "response_format.schema", schema_reader(response_format.schema_)
+    if response_format.json_schema is None:
+        if response_format.type == "json_schema":
             raise missing("response_format.json_schema")
         return "response_format", lambda _: Grammar.json_object()
-    if asked.type != "json_schema":
-        raise misplaced("response_format.json_schema", f"is set, but response_format.type is {asked.type}")
-    schema = asked.json_schema.schema_
+    if response_format.type != "json_schema":
+        raise misplaced("response_format.json_schema", f"is set, but response_format.type is {response_format.type}")
+    schema = response_format.json_schema.schema_
     if schema is None:
         raise missing("response_format.json_schema.schema")
-    return "response_format.json_schema.schema", schema_reader(schema, asked.json_schema.strict)
+    return "response_format.json_schema.schema", schema_reader(schema, response_format.json_schema.strict)
 
 
 def schema_reader(schema: Mapping[str, Any] | str, strict: bool | None = None) -> Callable[[bool], Grammar]:
@@ -149,11 +149,11 @@ FORM_FIELDS = frozenset(_FORMS)
 """Fields that set the output format; without any of them, `form_of` need not be called."""
 
 
-def _only_one(wanted: StructuredOutputs) -> Form:
+def _only_one(outputs: StructuredOutputs) -> Form:
     names = {field.alias or name: name for name, field in StructuredOutputs.model_fields.items()}
-    given = [(name, value) for name, attribute in names.items() if (value := getattr(wanted, attribute)) is not None]
-    if len(given) != 1:
-        message = f"expected exactly one of {', '.join(names)}; {len(given)} are set"
+    values = [(name, value) for name, attribute in names.items() if (value := getattr(outputs, attribute)) is not None]
+    if len(values) != 1:
+        message = f"expected exactly one of {', '.join(names)}; {len(values)} are set"
         raise ApiError(400, message, param="structured_outputs")
-    ((name, value),) = given
+    ((name, value),) = values
     return f"structured_outputs.{name}", _READERS[name](value)

@@ -79,7 +79,7 @@ class WantedLens(Wanted):
 
 
 class Intervened(Formed):
-    """The fields about the inside of the model, for both kinds of completions."""
+    """The fields about interventions and hidden states, for both kinds of completions."""
 
     steer: Steering | Annotated[list[Steering], Field(min_length=1, max_length=16)] | None = None
     ablate: Ablation | None = None
@@ -87,26 +87,28 @@ class Intervened(Formed):
     lens: WantedLens | None = None
 
 
-INSIDE_FIELDS = frozenset(Intervened.__annotations__)
-"""Fields for interventions and hidden states; without any of them, `inside_of` need not be called."""
+INTERVENTION_FIELDS = frozenset(Intervened.__annotations__)
+"""Fields for interventions and hidden states; without any of them, `interventions_of` need not be called."""
 
 
-def inside_of(service: Service, body: Intervened, choice: ModelChoice, num_answers: int) -> "Inside | None":
+def interventions_of(
+    service: Service, body: Intervened, choice: ModelChoice, num_answers: int
+) -> "Interventions | None":
     """Return the interventions and requested hidden states of a request, or None without any.
 
     Raises:
         ApiError: 400 if they are not enabled on this server.
     """
-    given = [name for name in Intervened.__annotations__ if getattr(body, name) is not None]
-    if not given:
+    set_fields = [name for name in Intervened.__annotations__ if getattr(body, name) is not None]
+    if not set_fields:
         return None
     if not service.settings.allow_interventions:
-        message = f"{given[0]} is disabled on this server; start it with --allow-interventions to enable it"
-        raise ApiError(400, message, code="unsupported_parameter", param=given[0])
-    return Inside(service, body, choice, num_answers)
+        message = f"{set_fields[0]} is disabled on this server; start it with --allow-interventions to enable it"
+        raise ApiError(400, message, code="unsupported_parameter", param=set_fields[0])
+    return Interventions(service, body, choice, num_answers)
 
 
-class Inside:
+class Interventions:
     """The interventions and requested hidden states of a request; called for each prompt (`server/answering.py`)."""
 
     def __init__(self, service: Service, body: Intervened, choice: ModelChoice, num_answers: int) -> None:
@@ -135,76 +137,79 @@ class Inside:
         return self._edits, places
 
     def _steering(self, model: ServedModel, engine: TextEngine) -> Iterator[Edit]:
-        given, size = self._body.steer or [], model.config.hidden_size
-        for place, one in enumerate(given if isinstance(given, list) else [given]):
-            path = f"steer[{place}]" if isinstance(given, list) else "steer"
-            _check(f"{path}.layer", one.layer, model.config.num_hidden_layers)
-            for i, position in enumerate(one.positions or ()):
+        steerings, size = self._body.steer or [], model.config.hidden_size
+        for place, steering in enumerate(steerings if isinstance(steerings, list) else [steerings]):
+            path = f"steer[{place}]" if isinstance(steerings, list) else "steer"
+            _check(f"{path}.layer", steering.layer, model.config.num_hidden_layers)
+            for i, position in enumerate(steering.positions or ()):
                 _check(f"{path}.positions[{i}]", position, model.config.max_position_embeddings)
-            if (one.vector is None) == (one.toward is None) or (one.away is None) != (one.toward is None):
+            if (steering.vector is None) == (steering.toward is None) or (steering.away is None) != (
+                steering.toward is None
+            ):
                 raise ApiError(400, f"{path}: expected vector, or toward and away", param=path)
-            if one.vector is not None and len(one.vector) != size:
-                message = (
-                    f"{path}.vector has {counted(len(one.vector), 'number')}; expected {size}, the model's hidden size"
-                )
+            if steering.vector is not None and len(steering.vector) != size:
+                numbers = counted(len(steering.vector), "number")
+                message = f"{path}.vector has {numbers}; expected {size}, the model's hidden size"
                 raise ApiError(400, message, param=f"{path}.vector")
-            vector = self._direction(model, engine, one, path) if one.vector is None else np.array(one.vector)
-            added = one.strength * vector.astype(np.float64)
+            vector = (
+                self._direction(model, engine, steering, path) if steering.vector is None else np.array(steering.vector)
+            )
+            added = steering.strength * vector.astype(np.float64)
             if not (abs(added) <= np.finfo(np.float32).max).all():
                 raise ApiError(400, f"{path}: strength times vector is not finite; use smaller numbers", param=path)
-            positions = None if one.positions is None else tuple(one.positions)
-            yield Edit("residual", one.layer, None, positions, add=added.astype(np.float32))
+            positions = None if steering.positions is None else tuple(steering.positions)
+            yield Edit("residual", steering.layer, None, positions, add=added.astype(np.float32))
 
-    def _direction(self, model: ServedModel, engine: TextEngine, one: Steering, path: str) -> Vector:
+    def _direction(self, model: ServedModel, engine: TextEngine, steering: Steering, path: str) -> Vector:
         pair: list[list[int]] = []
-        for name, text in (("toward", one.toward or ""), ("away", one.away or "")):
+        for name, text in (("toward", steering.toward or ""), ("away", steering.away or "")):
             try:
                 model.tokenizer.check_length(text, self._most)
                 pair.append(model.tokenizer.encode(text))
                 check_prompt(model.config, pair[-1])
             except LlamariumError as error:
                 raise of_library(error, field=f"{path}.{name}", source=model.tokenizer.source) from None
-        return engine.direction(pair[0], pair[1], one.layer, **self._how)
+        return engine.direction(pair[0], pair[1], steering.layer, **self._how)
 
     def _ablation(self, model: ServedModel) -> Iterator[Edit]:
-        config, asked = model.config, self._body.ablate
-        if asked is None:
+        config, ablation = model.config, self._body.ablate
+        if ablation is None:
             return
-        if not (asked.heads or asked.mlps):
+        if not (ablation.heads or ablation.mlps):
             raise ApiError(400, "ablate has no heads and no mlps; expected at least one", param="ablate")
-        for i, name in enumerate(asked.heads):
+        for i, name in enumerate(ablation.heads):
             layer, head = map(int, name.split("."))
             path = f"ablate.heads[{i}]"
             _check(f"the layer of {path}", layer, config.num_hidden_layers, path)
             _check(f"the head of {path}", head, config.num_attention_heads, path)
             yield Edit("head", layer, head, factor=0.0)
-        for i, layer in enumerate(asked.mlps):
+        for i, layer in enumerate(ablation.mlps):
             _check(f"ablate.mlps[{i}]", layer, config.num_hidden_layers)
             yield Edit("mlp", layer, factor=0.0)
 
     def _places(self, model: ServedModel, num_prompt: int, num_tokens: int) -> Places | None:
         layers, positions, config = set[int](), set[int](), model.config
-        for name, most, size in (("hidden_states", MAX_NUMBERS, config.hidden_size), ("lens", MAX_READ, 1)):
-            wanted: Wanted | None = getattr(self._body, name)
-            if wanted is None:
+        for name, limit, size in (("hidden_states", MAX_NUMBERS, config.hidden_size), ("lens", MAX_READ, 1)):
+            selection: Wanted | None = getattr(self._body, name)
+            if selection is None:
                 continue
-            places = wanted.places(num_prompt)
+            places = selection.places(num_prompt)
             for i, layer in enumerate(places.layers):
                 _check(f"{name}.layers[{i}]", layer, config.num_hidden_layers)
-            for i, position in enumerate(wanted.positions):
-                _check(f"{name}.positions[{i}]", position, max(num_tokens - 1, num_prompt), least=-num_prompt)
-            if (count := len(places.layers) * len(places.positions) * size * self._num_answers) > most:
+            for i, position in enumerate(selection.positions):
+                _check(f"{name}.positions[{i}]", position, max(num_tokens - 1, num_prompt), minimum=-num_prompt)
+            if (count := len(places.layers) * len(places.positions) * size * self._num_answers) > limit:
                 message = f"{name} requests {count:,} numbers" if size > 1 else f"{name} requests {count:,} positions"
-                raise ApiError(400, f"{message}; the maximum is {most:,}: request fewer", param=name)
+                raise ApiError(400, f"{message}; the maximum is {limit:,}: request fewer", param=name)
             layers.update(places.layers)
             positions.update(places.positions)
         return Places(sorted(layers), sorted(positions)) if layers else None
 
 
-def _check(what: str, value: int, size: int, param: str | None = None, least: int = 0) -> None:
-    if not least <= value < size:
-        message = f"{what} is {value}; expected {least} to {size - 1}"
-        raise ApiError(400, message, code="invalid_parameter", param=param or what)
+def _check(subject: str, value: int, size: int, param: str | None = None, minimum: int = 0) -> None:
+    if not minimum <= value < size:
+        message = f"{subject} is {value}; expected {minimum} to {size - 1}"
+        raise ApiError(400, message, code="invalid_parameter", param=param or subject)
 
 
 def shown(
@@ -220,36 +225,37 @@ def shown(
         tokenizer: The model's tokenizer.
     """
     members: dict[str, Any] = {}
-    for name, wanted in (("hidden_states", body.hidden_states), ("lens", body.lens)):
-        if wanted is None:
+    for name, selection in (("hidden_states", body.hidden_states), ("lens", body.lens)):
+        if selection is None:
             continue
-        layers, positions = wanted.places(num_prompt)
-        chosen = [one for one in states if one.layer in layers and one.position in positions]
-        read = _values(chosen) if wanted is body.hidden_states else _lens(chosen, body.lens, runner, tokenizer)
+        layers, positions = selection.places(num_prompt)
+        chosen = [state for state in states if state.layer in layers and state.position in positions]
+        read = _values(chosen) if selection is body.hidden_states else _lens(chosen, body.lens, runner, tokenizer)
         members[name] = [
-            {"layer": one.layer, "position": one.position, **found} for one, found in zip(chosen, read, strict=True)
+            {"layer": state.layer, "position": state.position, **values}
+            for state, values in zip(chosen, read, strict=True)
         ]
     return members
 
 
 def _values(states: Sequence[State]) -> Iterator[dict[str, Any]]:
-    for one in states:
-        yield {"values": one.values.tolist() if np.isfinite(one.values).all() else None}
+    for state in states:
+        yield {"values": state.values.tolist() if np.isfinite(state.values).all() else None}
 
 
 def _lens(
-    states: Sequence[State], wanted: WantedLens | None, runner: Runner, tokenizer: Tokenizer
+    states: Sequence[State], selection: WantedLens | None, runner: Runner, tokenizer: Tokenizer
 ) -> Iterator[dict[str, Any]]:
-    assert wanted is not None
-    streams_MD = np.array([one.values for one in states], np.float32)
+    assert selection is not None
+    streams_MD = np.array([item.values for item in states], np.float32)
     for part_CD in split(streams_MD, num_rows(runner.config.vocab_size)):
         with np.errstate(all="ignore"):  # hidden states may be non-finite
             logits_CV = runner.read_stream(part_CD)
         for logits_V in logits_CV:
-            best = top_candidates(logits_V[None], wanted.k)[0] if np.isfinite(logits_V).all() else None
+            best = top_candidates(logits_V[None], selection.k)[0] if np.isfinite(logits_V).all() else None
             yield {
                 "tokens": None if best is None else [
-                    {"token": tokenizer.token_text(one.token_id), "id": one.token_id, "probability": one.probability}
-                    for one in best
+                    {"token": tokenizer.token_text(item.token_id), "id": item.token_id, "probability": item.probability}
+                    for item in best
                 ]
             }  # fmt: skip

@@ -21,26 +21,30 @@ _LEAST = -9999.0  # for a probability of 0, as JSON has no infinity; same as vLL
 def for_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     """Return the `logprobs` of a choice of a chat completion."""
 
-    def entry(one: Alternative) -> dict[str, Any]:
-        spelled = tokenizer.token_bytes(one.token_id)
+    def entry(alternative: Alternative) -> dict[str, Any]:
+        spelled = tokenizer.token_bytes(alternative.token_id)
         text = spelled.decode("utf-8", "replace")
-        return {"token": text, "logprob": _finite(one.logprob), "bytes": list(spelled)}
+        return {"token": text, "logprob": _finite(alternative.logprob), "bytes": list(spelled)}
 
-    content = [entry(one) | {"top_logprobs": [entry(other) for other in one.top]} for one in tokens]
+    content = [entry(token) | {"top_logprobs": [entry(alternative) for alternative in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
 
 
 def for_prompt(tokenizer: Tokenizer, tokens: PromptLogprobs) -> list[dict[str, Any] | None]:
     """Return `prompt_logprobs` in vLLM's format; the rank of a token that is not among the top ones is None."""
 
-    def entry(one: Alternative, rank: int | None) -> dict[str, Any]:
-        return {"logprob": _finite(one.logprob), "rank": rank, "decoded_token": _text(tokenizer, one.token_id)}
+    def entry(alternative: Alternative, rank: int | None) -> dict[str, Any]:
+        return {
+            "logprob": _finite(alternative.logprob),
+            "rank": rank,
+            "decoded_token": _text(tokenizer, alternative.token_id),
+        }
 
-    def entries(one: TokenLogprob) -> dict[str, Any]:
-        ranked = {str(other.token_id): entry(other, rank) for rank, other in enumerate(one.top, 1)}
-        return {str(one.token_id): entry(one, None)} | ranked
+    def entries(token: TokenLogprob) -> dict[str, Any]:
+        ranked = {str(alternative.token_id): entry(alternative, rank) for rank, alternative in enumerate(token.top, 1)}
+        return {str(token.token_id): entry(token, None)} | ranked
 
-    return [None if one is None else entries(one) for one in tokens]
+    return [None if token is None else entries(token) for token in tokens]
 
 
 def check_reported(num_tokens: int, num_top: int, times: int, field: str) -> None:
@@ -56,8 +60,8 @@ def check_reported(num_tokens: int, num_top: int, times: int, field: str) -> Non
         ApiError: 400 if there are more than `MAX_OF_PROMPTS`.
     """
     if (num_reported := num_tokens * (num_top + 1) * times) > MAX_OF_PROMPTS:
-        most = f"the maximum is {MAX_OF_PROMPTS:,} (prompt tokens times n times {field} + 1); request fewer"
-        message = f"{num_reported:,} log-probabilities of prompts are requested, and {most}"
+        limit = f"the maximum is {MAX_OF_PROMPTS:,} (prompt tokens times n times {field} + 1); request fewer"
+        message = f"{num_reported:,} log-probabilities of prompts are requested, and {limit}"
         raise ApiError(400, message, param=field)
 
 
@@ -77,17 +81,17 @@ class CompletionLogprobs:
         """Return the `logprobs` of the next tokens; None is a prompt's first token, which has no log-probability."""
         return {
             "tokens": [_text(self._tokenizer, token_id) for token_id in ids],
-            "token_logprobs": [None if one is None else _finite(one.logprob) for one in tokens],
-            "top_logprobs": [None if one is None else self._top(one) for one in tokens],
+            "token_logprobs": [None if token is None else _finite(token.logprob) for token in tokens],
+            "top_logprobs": [None if token is None else self._top(token) for token in tokens],
             "text_offset": [self._next_offset(token_id) for token_id in ids],
         }
 
-    def _top(self, one: TokenLogprob) -> dict[str, float]:
+    def _top(self, token: TokenLogprob) -> dict[str, float]:
         """Return the top tokens and the chosen one by text; among tokens with the same text, the most probable one."""
-        found: dict[str, float] = {}
-        for other in (*one.top, one):
-            found.setdefault(_text(self._tokenizer, other.token_id), _finite(other.logprob))
-        return found
+        logprob_of: dict[str, float] = {}
+        for alternative in (*token.top, token):
+            logprob_of.setdefault(_text(self._tokenizer, alternative.token_id), _finite(alternative.logprob))
+        return logprob_of
 
     def _next_offset(self, token_id: int) -> int:
         offset = self._offset

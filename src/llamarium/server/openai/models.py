@@ -122,10 +122,10 @@ def _folder(service: Service, path: str) -> Path:
         is_folder = folder.is_dir()
         places = [folder, *(file.resolve() for file in (folder.iterdir() if is_folder else ()))]
         is_inside = folder != root and all(place.is_relative_to(root) for place in places)
-    shown = show_value(path)
+    quoted = show_value(path)
     if not is_inside:
-        message = f"lora_path is {shown}, which is outside of --adapter-dir (symbolic links are followed)"
+        message = f"lora_path is {quoted}, which is outside of --adapter-dir (symbolic links are followed)"
         raise ApiError(400, message, code="invalid_adapter", param="lora_path")
     if not is_folder:
-        raise ApiError(404, f"lora_path {shown} is not an adapter folder", code="model_not_found", param="lora_path")
+        raise ApiError(404, f"lora_path {quoted} is not an adapter folder", code="model_not_found", param="lora_path")
     return folder

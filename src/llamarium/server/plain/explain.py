@@ -33,12 +33,12 @@ class ExplainRequest(Body):
     now: ChatRequest
 
     @classmethod
-    def check_length(cls, value: Any, most: int) -> None:
-        """Refuse a dialog with more messages, parts and calls than `most`, before reading them."""
+    def check_length(cls, value: Any, limit: int) -> None:
+        """Refuse a dialog with more messages, parts and calls than `limit`, before reading them."""
         if isinstance(value, dict):
             for name in ("earlier", "now"):
                 try:
-                    ChatRequest.check_length(cast("dict[str, Any]", value).get(name), most)
+                    ChatRequest.check_length(cast("dict[str, Any]", value).get(name), limit)
                 except ApiError as error:
                     raise _inside(error, name) from None
 
@@ -48,13 +48,15 @@ async def explain_cache(request: Request, body: ExplainRequest) -> dict[str, Any
     """Compare the prompts of two requests, with the texts where they part."""
     service: Service = request.app.state.service
     prompts: list[Prompt] = []
-    with service.place(1, "now"):
-        for name, one in (("earlier", body.earlier), ("now", body.now)):
+    with service.admit(1, "now"):
+        for name, chat_request in (("earlier", body.earlier), ("now", body.now)):
             try:
-                asked = await answer_request(request, one)
-                work = partial(_prompt, asked, service)
+                generation_request = await answer_request(request, chat_request)
+                work = partial(_prompt, generation_request, service)
                 # a steering vector may be the difference of two prompts, which takes forward passes
-                prompts.append(await (asyncio.to_thread if asked.inside is None else in_own_thread)(work))
+                prompts.append(
+                    await (asyncio.to_thread if generation_request.interventions is None else in_own_thread)(work)
+                )
             except ApiError as error:
                 raise _inside(error, name) from None
         earlier, now = prompts
@@ -66,16 +68,16 @@ def _inside(error: ApiError, name: str) -> ApiError:
     return renamed(error, lambda path: f"{name}.{path}")
 
 
-def _prompt(asked: AnswerRequest, service: Service) -> Prompt:
+def _prompt(request: AnswerRequest, service: Service) -> Prompt:
     model, engine = service.loaded or service.require()
     edits: tuple[Edit, ...] = ()
     try:
-        (ids,) = asked.prompts.encode(model.tokenizer)
-        if asked.inside is not None:
-            edits, _ = asked.inside(model, engine, len(ids), service.max_tokens)
+        (ids,) = request.prompts.encode(model.tokenizer)
+        if request.interventions is not None:
+            edits, _ = request.interventions(model, engine, len(ids), service.max_tokens)
     except LlamariumError as error:
-        raise refusal_of(error, asked, model.tokenizer.source) from None
-    parts = asked.parts(edits)
+        raise refusal_of(error, request, model.tokenizer.source) from None
+    parts = request.parts(edits)
     root = root_key(parts.model, parts.salt, *([edits_key(edits)] if edits else ()))
     return Prompt.of(_NO_OWNER, root, ids, engine.prefix_index.pool.block_size, parts)
 
@@ -85,5 +87,5 @@ def _compared(earlier: Prompt, now: Prompt, tokenizer: Tokenizer) -> dict[str, A
         key: earlier.ids[place * earlier.block_size : (place + 1) * earlier.block_size]
         for place, key in enumerate(earlier.keys)
     }
-    found = explain(now, earlier.record(), blocks.get, tokenizer, shows_texts=True)
-    return {"earlier_tokens": len(earlier.ids), "tokens": len(now.ids), **found.to_json()}
+    explanation = explain(now, earlier.record(), blocks.get, tokenizer, shows_texts=True)
+    return {"earlier_tokens": len(earlier.ids), "tokens": len(now.ids), **explanation.to_json()}

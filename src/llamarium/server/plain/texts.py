@@ -75,20 +75,20 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, object]
     body.check()
     prompt, messages = body.prompt, body.messages
     service: Service = request.app.state.service
-    most = service.max_tokens
+    max_tokens = service.max_tokens
 
     def ids_of(tokenizer: Tokenizer) -> list[int]:
         if messages is not None:
             begins = body.add_generation_prompt is not False
             return dialog_ids(service, messages, _offered(body.tools), add_generation_prompt=begins)
         assert prompt is not None
-        tokenizer.check_length(prompt, most)
+        tokenizer.check_length(prompt, max_tokens)
         return tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
 
     def answer(tokenizer: Tokenizer) -> dict[str, object]:
         ids = ids_of(tokenizer)
         names = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
-        return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": names}
+        return {"count": len(ids), "max_model_len": max_tokens, "tokens": ids, "token_strs": names}
 
     return await with_tokenizer(request, "prompt" if messages is None else "messages", answer)
 

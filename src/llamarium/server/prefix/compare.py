@@ -58,9 +58,9 @@ def differences(earlier: Sequence[Field], now: Sequence[Field]) -> list[Differen
         if len(earlier) <= len(now):
             return []
         return [Difference("removed", _whole_path(earlier[len(now)], earlier, now), is_earlier=True)]
-    whole = _moved(earlier, now, first)
-    if whole is not None:
-        return [whole]
+    moved = _moved(earlier, now, first)
+    if moved is not None:
+        return [moved]
     return _by_place(earlier[first:], now[first:])[: 1 + MAX_OTHERS]
 
 
@@ -88,55 +88,56 @@ def _move_at(before: list[_Group], after: list[_Group], place: int, name: str) -
     def num_equal(a: list[_Group], b: list[_Group]) -> int:
         return sum(x == y for x, y in zip(a, b, strict=False))
 
-    most, move = num_equal(old, new), None
+    largest, move = num_equal(old, new), None
     for reason in ("removed", "added"):
-        shifted, other = (old, new) if reason == "removed" else (new, old)
-        shift = shifted.index(other[0]) if other[0] in shifted else 0
-        if shift and (count := num_equal(shifted[shift:], other)) > most:
-            most, move = count, Difference(reason, f"{name}[{place}]", is_earlier=reason == "removed")
+        shifted, reference = (old, new) if reason == "removed" else (new, old)
+        shift = shifted.index(reference[0]) if reference[0] in shifted else 0
+        if shift and (count := num_equal(shifted[shift:], reference)) > largest:
+            largest, move = count, Difference(reason, f"{name}[{place}]", is_earlier=reason == "removed")
     return move
 
 
 def _groups(fields: Sequence[Field], is_kind: Callable[[Field], bool]) -> list[_Group]:
     """Return the fields of each tool or message."""
     groups = dict[int, list[tuple[int, int, int]]]()
-    for one in filter(is_kind, fields):
-        groups.setdefault(one.item, []).append((one.kind, one.part, one.exact))
+    for field in filter(is_kind, fields):
+        groups.setdefault(field.item, []).append((field.kind, field.part, field.exact))
     return [tuple(group) for group in groups.values()]
 
 
-def _whole_path(one: Field, earlier: Sequence[Field], now: Sequence[Field]) -> str:
+def _whole_path(field: Field, earlier: Sequence[Field], now: Sequence[Field]) -> str:
     """Return a field's path, or that of its message or tool if the other request lacks the whole message or tool."""
-    if any(other.group == one.group for other in now) or not (one.is_message or one.is_tool):
-        return one.path
-    return f"{'messages' if one.is_message else 'tools'}[{one.item}]"
+    if any(other_field.group == field.group for other_field in now) or not (field.is_message or field.is_tool):
+        return field.path
+    return f"{'messages' if field.is_message else 'tools'}[{field.item}]"
 
 
 def _by_place(earlier: Sequence[Field], now: Sequence[Field]) -> list[Difference]:
-    before = {one.place: one for one in earlier}
-    after = {one.place: one for one in now}
+    before = {field.place: field for field in earlier}
+    after = {field.place: field for field in now}
     last, last_now = max(before), max(after)
-    found: list[Difference] = []
+    changes: list[Difference] = []
     for place in sorted({*before, *after}):
         old, new = before.get(place), after.get(place)
         if old is not None and new is not None:
             if (old.exact, old.kind) != (new.exact, new.kind):
-                found.append(Difference(_change(old, new), new.path))
+                changes.append(Difference(_change(old, new), new.path))
         elif new is not None and place <= last:
-            found.append(Difference("added", _whole_path(new, now, earlier)))
+            changes.append(Difference("added", _whole_path(new, now, earlier)))
         elif old is not None and place <= last_now:  # later fields are usually those of the earlier prompt's answer
             reason: Reason = "reasoning_dropped" if old.kind is FieldKind.REASONING else "removed"
-            found.append(Difference(reason, _whole_path(old, earlier, now), is_earlier=True))
-    return _joined(list(dict.fromkeys(found)))
+            changes.append(Difference(reason, _whole_path(old, earlier, now), is_earlier=True))
+    return _joined(list(dict.fromkeys(changes)))
 
 
-def _joined(found: list[Difference]) -> list[Difference]:
+def _joined(listed: list[Difference]) -> list[Difference]:
     """Replace the differences of a message's role and content by one of the message, as it is another message."""
-    paths = {one.path for one in found}
+    paths = {difference.path for difference in listed}
     changed = (path.removesuffix(".role") for path in paths if path.endswith(".role"))
-    others = {path for path in changed if f"{path}.content" in paths}
+    messages = {path for path in changed if f"{path}.content" in paths}
     joined = [
-        Difference("changed", whole) if (whole := one.path.rpartition(".")[0]) in others else one for one in found
+        Difference("changed", message) if (message := difference.path.rpartition(".")[0]) in messages else difference
+        for difference in listed
     ]
     return list(dict.fromkeys(joined))
 

@@ -141,7 +141,7 @@ class PrefixExplainer:
         """Return the kept explanations of an API key's requests, newest first."""
         name = _digest(owner)
         with self._lock:
-            return [one for one in reversed(self._newest or ()) if one.owner == name]
+            return [explanation for explanation in reversed(self._newest or ()) if explanation.owner == name]
 
     def opened(
         self,
@@ -169,16 +169,18 @@ class PrefixExplainer:
         prompt = Prompt.of(name, answers.root, answers.prompt_ids, index.pool.block_size, parts)
         record = nearest(prompt, self._memory.newest(name))
         shows_texts = self.shows_texts or self._newest is not None
-        found = explain(prompt, record, index.ids_of, tokenizer, shows_texts=shows_texts)
+        explanation = explain(prompt, record, index.ids_of, tokenizer, shows_texts=shows_texts)
         self._memory.add(prompt.record())
         translated = replace(
-            found, path=None if found.path is None else path_of(found.path), others=tuple(map(path_of, found.others))
+            explanation,
+            path=None if explanation.path is None else path_of(explanation.path),
+            others=tuple(map(path_of, explanation.others)),
         )
-        self._counts[self._names.get(owner, "0"), found.reason, _NUMBERS.sub("[]", found.path or "")] += 1
+        self._counts[self._names.get(owner, "0"), explanation.reason, _NUMBERS.sub("[]", explanation.path or "")] += 1
         if self._newest is not None:
             with self._lock:
                 self._newest.append(ShownExplanation(name, answers.number, translated))
-        is_new = bool(parts.messages) and parts.begun is None
+        is_new = bool(parts.messages) and parts.answer_start is None
         return Explained(prompt, translated, len(parts.messages), is_new, self.shows_texts)
 
     def finished(self, explained: Explained, answers: Answers) -> None:
@@ -188,8 +190,10 @@ class PrefixExplainer:
         for row in answers.rows[:MAX_KEPT_ANSWERS]:
             values = list[Value]()
             if row.finish_reason is not None and explained.has_new_message:
-                whole = row.completion()
-                message = whole.message if whole.tool_calls else {"role": "assistant", "content": whole.text}
+                completion = row.completion()
+                message = (
+                    completion.message if completion.tool_calls else {"role": "assistant", "content": completion.text}
+                )
                 values = list(message_values(explained.num_messages, message))
             if row.token_ids:
                 self._memory.add(explained.prompt.record(row.token_ids, values))

@@ -108,7 +108,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as a JSON object."""
-        found: dict[str, Any] = {
+        members: dict[str, Any] = {
             "reason": self.reason,
             "field": self.path,
             "other_fields": list(self.others),
@@ -119,8 +119,8 @@ class Explanation:
             "message": self.sentence(),
         }
         if self.texts is not None:
-            found |= {"text_before": self.texts.before, "text": self.texts.now, "earlier_text": self.texts.earlier}
-        return found
+            members |= {"text_before": self.texts.before, "text": self.texts.now, "earlier_text": self.texts.earlier}
+        return members
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class Prompt:
         rest = (*self.ids[start:], *answer_ids[:-1])  # after the prompt's last full block
         new = block_keys(self.keys[-1] if self.keys else self.root, rest, size)
         packed = self.packed + pack(digest_fields(answer, self.owner.hex()))
-        tail, exact = array("i", rest[len(new) * size :]), array("Q", {one[0] for one in PACKED.iter_unpack(packed)})
+        tail, exact = array("i", rest[len(new) * size :]), array("Q", {row[0] for row in PACKED.iter_unpack(packed)})
         keys, num_fields = b"".join((*self.keys, *new)), len(self.fields)
         return PromptRecord(self.owner, self.root, keys, tail, len(self.ids), packed, num_fields, exact)
 
@@ -233,8 +233,8 @@ def nearest(prompt: Prompt, records: Sequence[PromptRecord]) -> PromptRecord | N
     """Return the earlier prompt with the most equal fields; ties are broken by the number of shared blocks."""
     if not records:
         return None
-    exact, keys = {one.exact for one in prompt.fields}, b"".join(prompt.keys)
-    common = [(len(exact.intersection(one.exact)), one.num_common_blocks(keys)) for one in records]
+    exact, keys = {item.exact for item in prompt.fields}, b"".join(prompt.keys)
+    common = [(len(exact.intersection(item.exact)), item.num_common_blocks(keys)) for item in records]
     return records[common.index(max(common))]
 
 
@@ -280,14 +280,14 @@ def shared_tokens(
     if theirs is None:
         return Shared(start, is_exact=False, ends="neither" if ours else "now")
     pairs = enumerate(zip(ours, theirs, strict=False))
-    same = next((i for i, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
-    count = start + same
+    num_equal = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    count = start + num_equal
     if count == len(ids):
         return Shared(count, ends="now")
-    if is_tail and same == len(theirs):
+    if is_tail and num_equal == len(theirs):
         return Shared(count, ends="earlier")
     after = [] if is_tail else record.tail if block + 1 == record.num_blocks else ids_of(record.key(block + 1))
-    return Shared(count, earlier_ids=(*theirs[same:], *(after or ())))
+    return Shared(count, earlier_ids=(*theirs[num_equal:], *(after or ())))
 
 
 def explain(
@@ -313,17 +313,17 @@ def explain(
     shared = Shared(0)  # prompts with different roots share no blocks of the KV cache
     if record.root == prompt.root:
         shared = shared_tokens(record, prompt.ids, b"".join(prompt.keys), prompt.block_size, ids_of)
-    found = Explanation("extended", count, shared.num_tokens, shared.is_exact)
+    extended = Explanation("extended", count, shared.num_tokens, shared.is_exact)
     if record.root == prompt.root and shared.ends != "neither":
-        return found if shared.ends == "earlier" else replace(found, reason="contained")
+        return extended if shared.ends == "earlier" else replace(extended, reason="contained")
     listed = differences(record.fields, prompt.fields)
     first = _first(prompt, shared, listed, tokenizer)
-    others = tuple(one.path for one in listed if one is not first)
+    others = tuple(difference.path for difference in listed if difference is not first)
     texts = _texts(prompt, shared, tokenizer)
     if first is None:
         first = _without_field(prompt, record, shared, texts)
     return replace(
-        found, reason=first.reason, path=first.path or None, in_earlier=first.is_earlier, others=others,
+        extended, reason=first.reason, path=first.path or None, in_earlier=first.is_earlier, others=others,
         is_time=first.reason in ("changed", "template") and _is_time(texts), token=shared.num_tokens,
         texts=texts if shows_texts else None,
     )  # fmt: skip
@@ -334,11 +334,13 @@ def _first(prompt: Prompt, shared: Shared, listed: list[Difference], tokenizer: 
 
     Not every field is part of the prompt, e.g. few templates write a tool call's id.
     """
-    texts = {one.path: value[-1] for one, value in zip(prompt.fields, prompt.values, strict=True)}
-    for one in listed:
-        verbatim = one.reason not in _ROOT_REASONS and not one.is_earlier and _VERBATIM.search(one.path)
-        if not verbatim or _is_at(prompt.ids, shared.num_tokens, texts.get(one.path, "").strip(), tokenizer):
-            return one
+    texts = {difference.path: value[-1] for difference, value in zip(prompt.fields, prompt.values, strict=True)}
+    for difference in listed:
+        verbatim = (
+            difference.reason not in _ROOT_REASONS and not difference.is_earlier and _VERBATIM.search(difference.path)
+        )
+        if not verbatim or _is_at(prompt.ids, shared.num_tokens, texts.get(difference.path, "").strip(), tokenizer):
+            return difference
     return None
 
 
@@ -352,7 +354,7 @@ def _without_field(prompt: Prompt, record: PromptRecord, shared: Shared, texts: 
     """Return the difference of two prompts that no field explains."""
     if shared.num_tokens < record.num_prompt - 1:
         return Difference("changed", "prompt") if not _is_dialog(prompt) else Difference("template", "")
-    answers = [one for one in record.fields[record.num_prompt_fields :] if one in prompt.fields]
+    answers = [item for item in record.fields[record.num_prompt_fields :] if item in prompt.fields]
     is_same = texts.earlier is not None and _same_beginning(texts.now, texts.earlier)
     if answers and is_same:
         return Difference("retokenized", answers[-1].path)
@@ -360,12 +362,12 @@ def _without_field(prompt: Prompt, record: PromptRecord, shared: Shared, texts: 
 
 
 def _is_dialog(prompt: Prompt) -> bool:
-    return any(one.is_message for one in prompt.fields)
+    return any(item.is_message for item in prompt.fields)
 
 
-def _same_beginning(one: str, other: str) -> bool:
-    length = min(len(one), len(other))
-    return length > 0 and one[:length] == other[:length]
+def _same_beginning(a: str, b: str) -> bool:
+    length = min(len(a), len(b))
+    return length > 0 and a[:length] == b[:length]
 
 
 def _texts(prompt: Prompt, shared: Shared, tokenizer: Tokenizer) -> Texts:
@@ -388,4 +390,4 @@ def _is_time(texts: Texts) -> bool:
 
 
 def _crosses(text: str, place: int) -> bool:
-    return any(found.start() - 8 <= place <= found.end() for found in _DATE.finditer(text))
+    return any(match.start() - 8 <= place <= match.end() for match in _DATE.finditer(text))

@@ -131,7 +131,7 @@ class PromptParts(NamedTuple):
         variables: Variables for the chat template.
         tools: Tool definitions.
         messages: The dialog in OpenAI's format; empty if the prompt is not a dialog.
-        begun: Beginning of the answer, which the prompt ends with.
+        answer_start: Beginning of the answer, which the prompt ends with.
     """
 
     model: str = ""
@@ -140,7 +140,7 @@ class PromptParts(NamedTuple):
     variables: Mapping[str, Any] = {}
     tools: Sequence[ToolDefinition] = ()
     messages: Sequence[Mapping[str, Any]] = ()
-    begun: str | None = None
+    answer_start: str | None = None
 
     def values(self) -> Iterator[Value]:
         """Yield the fields with their texts, in order of comparison.
@@ -158,9 +158,9 @@ class PromptParts(NamedTuple):
             yield FieldKind.TOOL_PARAMETERS, index, 0, _json(tool.parameters)
         for index, message in enumerate(self.messages):
             yield from message_values(min(index, _LAST_INDEX), message)
-        if self.begun is not None:
+        if self.answer_start is not None:
             yield FieldKind.ROLE, len(self.messages), 0, "assistant"
-            yield FieldKind.CONTENT, len(self.messages), 0, self.begun
+            yield FieldKind.CONTENT, len(self.messages), 0, self.answer_start
         if not self.messages:
             yield FieldKind.PROMPT, 0, 0, ""
 
@@ -210,7 +210,7 @@ def digest_fields(values: Iterable[Value], owner: str = "") -> list[Field]:
 
 def pack(fields: Sequence[Field]) -> bytes:
     """Pack fields into 22 bytes each."""
-    return b"".join(PACKED.pack(*one) for one in fields)
+    return b"".join(PACKED.pack(*field) for field in fields)
 
 
 def unpack(packed: bytes) -> list[Field]:

@@ -43,7 +43,7 @@ def _replicas(options: RayOptions) -> serve.Deployment:
     is no replica.
     """
     places = Places(options.max_num_seqs, options.max_queue)
-    made = serve.deployment(
+    deployment = serve.deployment(
         name="Replica",
         ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
         max_ongoing_requests=places.num_taken,
@@ -59,11 +59,11 @@ def _replicas(options: RayOptions) -> serve.Deployment:
         logging_config=_LOGGING,
         max_constructor_retry_count=_MAX_LOADINGS,
     )
-    return made(Replica)
+    return deployment(Replica)
 
 
 def _fronts(options: RayOptions, settings: Settings) -> serve.Deployment:
-    made = serve.deployment(
+    deployment = serve.deployment(
         name="Front",
         num_replicas=options.num_fronts,
         ray_actor_options={"num_cpus": _FRONT_CPUS},
@@ -72,4 +72,4 @@ def _fronts(options: RayOptions, settings: Settings) -> serve.Deployment:
         graceful_shutdown_wait_loop_s=_LOOK_S,
         logging_config=_LOGGING,
     )
-    return made(serve.ingress()(Front))
+    return deployment(serve.ingress()(Front))

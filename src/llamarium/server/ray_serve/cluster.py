@@ -48,12 +48,12 @@ class Cluster:
 
     async def metrics(self, scope: dict[str, Any]) -> Response:
         """Return the metrics of all replicas, each sample with the label `replica`."""
-        asked = self._replicas.broadcast("metrics", Forwarded(scope))
+        responses = self._replicas.broadcast("metrics", Forwarded(scope))
         try:
-            found = await asked.results_async(timeout_s=_ASKING_S)
+            by_replica = await responses.results_async(timeout_s=_ASKING_S)
         except (TimeoutError, RayServeException):
             raise ApiError(503, "not all replicas report their metrics", code="unavailable") from None
-        text = generate_latest(_Merged(dict(found)))  # pyright: ignore[reportArgumentType] - what it calls is collect()
+        text = generate_latest(_Merged(dict(by_replica)))  # pyright: ignore[reportArgumentType] - what it calls is collect()
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 

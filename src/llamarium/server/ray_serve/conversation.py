@@ -27,8 +27,8 @@ def conversation_of(path: str, body: object) -> str | None:
     begin = fields.get("prompt_cache_key") or _begin(_prompt(path, fields))
     if not begin:
         return None
-    named = json.dumps([begin, *(_plain(fields.get(name)) for name in _WHOLE)], sort_keys=True)
-    return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
+    identity = json.dumps([begin, *(_plain(fields.get(name)) for name in _WHOLE)], sort_keys=True)
+    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
 def _prompt(path: str, fields: dict[str, Any]) -> Any:
@@ -45,7 +45,7 @@ def _begin(prompt: object) -> object:
         return None
     parts = cast(list[Any], prompt)
     if isinstance(parts[0], dict):
-        roles = [one.get("role") if isinstance(one, dict) else None for one in parts]
+        roles = [part.get("role") if isinstance(part, dict) else None for part in parts]
         turns = parts[: roles.index("user") + 1] if "user" in roles else parts
         return [[role, _plain(turn)] for role, turn in zip(roles, turns, strict=False)]
     return parts[:_MAX_IDS] if isinstance(parts[0], int) else _begin(parts[0])
@@ -54,8 +54,8 @@ def _begin(prompt: object) -> object:
 def _plain(value: Any) -> object:
     """Return a field's normalized value: lists of text parts become one text, and cache markers are dropped."""
     if isinstance(value, list):
-        said = [_plain(one) for one in cast(list[Any], value)]
-        return "".join(cast(list[str], said)) if all(isinstance(one, str) for one in said) else said
+        parts = [_plain(part) for part in cast(list[Any], value)]
+        return "".join(cast(list[str], parts)) if all(isinstance(part, str) for part in parts) else parts
     if not isinstance(value, dict):
         return value
     fields = cast(dict[str, Any], value)

@@ -47,9 +47,9 @@ class Head:
 
 def forwarded_scope(scope: Scope) -> dict[str, Any]:
     """Return the parts of a request's scope that are forwarded."""
-    headers = [one for one in scope["headers"] if one[0] not in IDS]
-    named = (IDS[0], scope["request_id"].encode())
-    return {name: scope[name] for name in _FORWARDED if name in scope} | {"headers": [*headers, named]}
+    headers = [header for header in scope["headers"] if header[0] not in IDS]
+    id_header = (IDS[0], scope["request_id"].encode())
+    return {name: scope[name] for name in _FORWARDED if name in scope} | {"headers": [*headers, id_header]}
 
 
 def path_of(scope: Scope) -> str:

@@ -57,7 +57,7 @@ class Mounted:
 
         async def send_without_id(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [one for one in message["headers"] if one[0] != b"x-request-id"]
+                message["headers"] = [header for header in message["headers"] if header[0] != b"x-request-id"]
             await send(message)
 
         await self._app({**scope, "path": path_of(scope), "root_path": ""}, receive, send_without_id)
@@ -73,31 +73,31 @@ class Forward:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        sent = forwarded_scope(scope)
+        forwarded = forwarded_scope(scope)
         try:
-            if (sent["method"], sent["path"]) == ("GET", "/health"):
+            if (forwarded["method"], forwarded["path"]) == ("GET", "/health"):
                 health = await self._cluster.health()
                 await JSON(health, 200 if health["status"] == "ready" else 503)(scope, receive, send)
-            elif (sent["method"], sent["path"]) == ("GET", "/metrics"):
-                await (await self._cluster.metrics(sent))(scope, receive, send)
+            elif (forwarded["method"], forwarded["path"]) == ("GET", "/metrics"):
+                await (await self._cluster.metrics(forwarded))(scope, receive, send)
             else:
                 with closing(Held(self._bodies)) as held:
-                    asked = await self._read(sent, Request(scope, receive), held)
-                    await self._pass_on(asked, Relay(scope, receive, send), held)
+                    request = await self._read(forwarded, Request(scope, receive), held)
+                    await self._pass_on(request, Relay(scope, receive, send), held)
         except ClientDisconnect:
             await Response(status_code=499)(scope, receive, send)
         except ApiError as error:
             await error.response(scope["path"], scope["request_id"])(scope, receive, send)
 
-    async def _read(self, sent: dict[str, Any], request: Request, held: Held) -> Forwarded:
+    async def _read(self, forwarded: dict[str, Any], request: Request, held: Held) -> Forwarded:
         body = await read_bounded(request.stream(), self._settings, held)
-        name = partial(_conversation, sent["path"], body)
-        return Forwarded(sent, body, await asyncio.to_thread(name) if len(body) > _LARGE else name())
+        name = partial(_conversation, forwarded["path"], body)
+        return Forwarded(forwarded, body, await asyncio.to_thread(name) if len(body) > _LARGE else name())
 
-    async def _pass_on(self, asked: Forwarded, relay: Relay, held: Held) -> None:
+    async def _pass_on(self, forwarded: Forwarded, relay: Relay, held: Held) -> None:
         """Relay a reply as it arrives; with its first part the replica has read the body, which is released."""
         try:
-            async with asyncio.timeout(self._settings.request_timeout_s), aclosing(self._answer(asked)) as answer:
+            async with asyncio.timeout(self._settings.request_timeout_s), aclosing(self._answer(forwarded)) as answer:
                 async for part in answer:
                     held.close()
                     await relay.pass_on(part)
@@ -106,14 +106,14 @@ class Forward:
         else:
             await relay.end()
 
-    async def _answer(self, asked: Forwarded) -> AsyncGenerator[Head | bytes]:
+    async def _answer(self, forwarded: Forwarded) -> AsyncGenerator[Head | bytes]:
         """Yield a reply's parts; if a replica turns out to be full, try others."""
-        for others in reversed(range(_MAX_TRIED)):
-            answer: Any = self._answers.remote(asked)
+        for num_left in reversed(range(_MAX_TRIED)):
+            answer: Any = self._answers.remote(forwarded)
             full = ""
             try:
                 async for part in answer:
-                    if others and isinstance(part, Head) and part.status == 429:
+                    if num_left and isinstance(part, Head) and part.status == 429:
                         full = part.replica
                     elif not full:
                         yield part
@@ -122,7 +122,7 @@ class Forward:
                 raise
             if not full:
                 return
-            asked = replace(asked, full=asked.full | {full})
+            forwarded = replace(forwarded, full=forwarded.full | {full})
 
 
 def _conversation(path: str, body: bytes) -> str | None:

@@ -29,8 +29,8 @@ class ModelOptions(LoadOptions, DraftOptions, EngineOptions):
 
     def load_options(self) -> dict[str, Any]:
         """Return the arguments of `llamarium.load`; the model defaults to the adapters' base."""
-        own = {name: getattr(self, name) for name in declared(LoadOptions)}
-        return own | {"model": base_model(self.model, self.adapter, self.adapters or {})}
+        options = {name: getattr(self, name) for name in declared(LoadOptions)}
+        return options | {"model": base_model(self.model, self.adapter, self.adapters or {})}
 
     def engine_options(self) -> dict[str, Any]:
         """Return the arguments of `Llama.engine`, except those for speculative decoding."""
@@ -75,8 +75,8 @@ class RayOptions(ModelOptions, ServingOptions, AccessOptions):
         """Return the model's served names; the first one is used in replies."""
         adapters = self.adapters or {}
         names = self.served_model_name or (public_name(self.model, self.adapter, adapters),)
-        if both := [name for name in names if name in adapters]:
-            raise OptionError(f"adapters: {both[0]} is what the model itself is called; choose another name")
+        if ambiguous := [name for name in names if name in adapters]:
+            raise OptionError(f"adapters: {ambiguous[0]} is what the model itself is called; choose another name")
         return names
 
     def _keys(self) -> tuple[str, ...]:
@@ -95,20 +95,22 @@ def options_of(args: Mapping[str, Any]) -> RayOptions:
     Raises:
         OptionError: If an argument is unknown, missing or invalid.
     """
-    options = {one.public_name: one for one in declared(RayOptions).values()}
+    options = {declaration.public_name: declaration for declaration in declared(RayOptions).values()}
     if unknown := [name for name in args if name not in options]:
         raise OptionError(unknown_names(unknown, options))
     values = {options[name].name: _read(options[name], value) for name, value in args.items()}
-    for one in options.values():
-        if one.default is MISSING and one.name not in values:
-            raise OptionError(f"{one.public_name} has to be given: {one.help}")
+    for declaration in options.values():
+        if declaration.default is MISSING and declaration.name not in values:
+            raise OptionError(f"{declaration.public_name} has to be given: {declaration.help}")
     return RayOptions(**values)
 
 
-def _read(one: Option, value: Any) -> Any:
-    if value is None or (one.repeats and isinstance(value, str)):
+def _read(declaration: Option, value: Any) -> Any:
+    if value is None or (declaration.repeats and isinstance(value, str)):
         return value if value is None else (value,)
     try:
-        return TypeAdapter[Any](one.kind if one.choices else one.hint).validate_python(value)
+        return TypeAdapter[Any](declaration.kind if declaration.choices else declaration.hint).validate_python(value)
     except ValidationError as error:
-        raise OptionError(f"{one.public_name}: {error.errors()[0]['msg']}; expected {one.expected}") from None
+        raise OptionError(
+            f"{declaration.public_name}: {error.errors()[0]['msg']}; expected {declaration.expected}"
+        ) from None

@@ -49,8 +49,8 @@ def by_choice(names: Sequence[str], under_way: Mapping[str, int], places: Places
     """
     share = (sum(under_way.get(name, 0) for name in names) + 1) / len(names)
     free: list[str] = []
-    for most in (places.to_run, places.to_run + places.to_wait):
-        most = min(most, math.ceil(BALANCE * share))
-        free = free or [name for name in names if under_way.get(name, 0) < most]
+    for limit in (places.to_run, places.to_run + places.to_wait):
+        limit = min(limit, math.ceil(BALANCE * share))
+        free = free or [name for name in names if under_way.get(name, 0) < limit]
     ordered = free + [name for name in names if name not in free]
     return [group for group in (ordered[:1], ordered[1:3], ordered[3:]) if group]

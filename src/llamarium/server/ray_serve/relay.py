@@ -30,7 +30,7 @@ class Relay:
             await self._body(part)
             return
         self._is_stream = part.body is None
-        headers = [one for one in part.headers if one[0] not in IDS]
+        headers = [header for header in part.headers if header[0] not in IDS]
         await self._send({"type": "http.response.start", "status": part.status, "headers": headers})
         if part.body is not None:
             await self._body(part.body, is_last=True)
@@ -80,11 +80,11 @@ class ResponseStreamFailure(StreamFailure):
 
     def see(self, piece: bytes) -> None:
         """Process complete events that were sent to the client."""
-        for shown in piece.replace(COMMENT, b"").split(b"\n\n")[:-1]:
+        for raw_event in piece.replace(COMMENT, b"").split(b"\n\n")[:-1]:
             if self._number == 0:
-                self._response = _data(shown)["response"]
-            if shown.startswith(_ITEM):
-                self._items.append(_data(shown)["item"])
+                self._response = _data(raw_event)["response"]
+            if raw_event.startswith(_ITEM):
+                self._items.append(_data(raw_event)["item"])
             self._number += 1
 
     def of(self, error: ApiError) -> bytes:
@@ -92,5 +92,5 @@ class ResponseStreamFailure(StreamFailure):
         return failure_events(self._response, self._items, self._number, error).encode()
 
 
-def _data(shown: bytes) -> Any:
-    return json.loads(shown.partition(b"\ndata: ")[2])
+def _data(raw_event: bytes) -> Any:
+    return json.loads(raw_event.partition(b"\ndata: ")[2])

@@ -37,9 +37,9 @@ class Replica:
         self._asked = set[asyncio.Task[None]]()
         self._watcher = asyncio.create_task(self._watch())
 
-    async def answer(self, asked: Forwarded) -> AsyncIterator[Head | bytes]:
+    async def answer(self, forwarded: Forwarded) -> AsyncIterator[Head | bytes]:
         """Yield a reply's head, then the pieces of a stream."""
-        run = RoutedRequest(asked, self._name)
+        run = RoutedRequest(forwarded, self._name)
         task = asyncio.create_task(run.through(self._app))
         self._asked.add(task)
         task.add_done_callback(self._asked.discard)
@@ -49,9 +49,9 @@ class Replica:
         finally:
             run.left.set()
 
-    async def metrics(self, asked: Forwarded) -> tuple[str, str]:
+    async def metrics(self, forwarded: Forwarded) -> tuple[str, str]:
         """Return the replica's name and its metrics."""
-        heads = [part async for part in self.answer(asked)]
+        heads = [part async for part in self.answer(forwarded)]
         assert isinstance(heads[0], Head) and heads[0].body is not None
         return self._name, heads[0].body.decode()
 
@@ -68,9 +68,9 @@ class Replica:
 class RoutedRequest:
     """A request being handled by the routes; `left` is set when the reply is no longer needed."""
 
-    def __init__(self, asked: Forwarded, replica: str) -> None:
+    def __init__(self, forwarded: Forwarded, replica: str) -> None:
         self.left = asyncio.Event()
-        self._asked, self._replica = asked, replica
+        self._asked, self._replica = forwarded, replica
         self._is_read = False
         self._outbox = asyncio.Queue[Message | None]()
 

@@ -24,21 +24,23 @@ class ConversationRouter(RequestRouter):
         """Return replicas in groups; Ray chooses the least busy replica of the first group that is not full."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # if all replicas are full
-        asked = _asked(pending_request)
-        replicas = {one.replica_id.unique_id: one for one in candidate_replicas}
-        replicas = {name: one for name, one in replicas.items() if name not in asked.full} or replicas
+        forwarded = _asked(pending_request)
+        replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        replicas = {name: replica for name, replica in replicas.items() if name not in forwarded.full} or replicas
         if not replicas:
             return []
         names = list(replicas)
-        if asked.conversation is None:
+        if forwarded.conversation is None:
             random.shuffle(names)
             return [[replicas[name] for name in group] for group in (names[:2], names[2:]) if group]
-        under_way = {name: self.replica_queue_len_cache.get(one.replica_id) or 0 for name, one in replicas.items()}
-        groups = by_choice(ranking(asked.conversation, names), under_way, self._places)
+        under_way = {
+            name: self.replica_queue_len_cache.get(replica.replica_id) or 0 for name, replica in replicas.items()
+        }
+        groups = by_choice(ranking(forwarded.conversation, names), under_way, self._places)
         return [[replicas[name] for name in group] for group in groups]
 
 
 def _asked(pending: PendingRequest | None) -> Forwarded:
     """Return the forwarded request of a call; calls for other purposes get an empty one."""
-    asked: Any = pending.args[0] if pending is not None and pending.args else None
-    return asked if isinstance(asked, Forwarded) else Forwarded({})
+    forwarded: Any = pending.args[0] if pending is not None and pending.args else None
+    return forwarded if isinstance(forwarded, Forwarded) else Forwarded({})

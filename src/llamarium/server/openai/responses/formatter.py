@@ -62,8 +62,8 @@ class ResponseFormatter(ReplyFormatter):
 
     def failure(self, error: ApiError) -> str:
         """Return the last events of a failed stream."""
-        whole = self._output if self._open is None else self._output[:-1]
-        return failure_events(self._response, whole, self._number, error)
+        complete = self._output if self._open is None else self._output[:-1]
+        return failure_events(self._response, complete, self._number, error)
 
     def whole(self, usage: Usage) -> dict[str, Any]:
         """Store the response if requested, and return it."""
@@ -85,11 +85,11 @@ class ResponseFormatter(ReplyFormatter):
         return events
 
     def _text_events(self, text: str) -> str:
-        begun = "" if self._open == "message" else self._begin_message()
+        start = "" if self._open == "message" else self._begin_message()
         self._parts.append(text)
         logprobs, self._held = self._held, []
         self._logprobs += logprobs
-        return begun + self._part_event("response.output_text.delta", delta=text, logprobs=logprobs)
+        return start + self._part_event("response.output_text.delta", delta=text, logprobs=logprobs)
 
     def _call_events(self, delta: CallBegin | CallArguments | CallEnd) -> str:
         self._held = []

@@ -144,16 +144,21 @@ class ResponseRequest(Body):
 
 def form_of(body: ResponseRequest) -> Form | None:
     """Return the output format of a request, or None for any text."""
-    asked = None if body.text is None else body.text.format
-    if asked is None:
+    text_format = None if body.text is None else body.text.format
+    if text_format is None:
         return None
-    own = {"name": asked.name, "schema": asked.schema_, "description": asked.description, "strict": asked.strict}
-    if asked.type != "json_schema":
-        for name, value in own.items():
+    schema_fields = {
+        "name": text_format.name,
+        "schema": text_format.schema_,
+        "description": text_format.description,
+        "strict": text_format.strict,
+    }
+    if text_format.type != "json_schema":
+        for name, value in schema_fields.items():
             if value is not None:
                 param = f"text.format.{name}"
-                raise ApiError(400, f"{param} is set, but text.format.type is {asked.type}", param=param)
-        return None if asked.type == "text" else ("text.format", lambda _: Grammar.json_object())
-    if asked.schema_ is None:
+                raise ApiError(400, f"{param} is set, but text.format.type is {text_format.type}", param=param)
+        return None if text_format.type == "text" else ("text.format", lambda _: Grammar.json_object())
+    if text_format.schema_ is None:
         raise missing("text.format.schema")
-    return "text.format.schema", schema_reader(asked.schema_, asked.strict)
+    return "text.format.schema", schema_reader(text_format.schema_, text_format.strict)

@@ -41,7 +41,7 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
         before = (await _in_store(request, previous, "get", param="previous_response_id"))["items"]
     dialog, tools = await asyncio.to_thread(_read, body, before)
     effort = None if body.reasoning is None else body.reasoning.effort
-    asked = AnswerRequest(
+    generation_request = AnswerRequest(
         model=model,
         prompts=Prompts(
             encode=lambda _: [encode_dialog(service, dialog.messages, tools.offered, effort=effort)],
@@ -57,13 +57,13 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
 
     def keep(response: dict[str, Any]) -> bool:
         assert store is not None
-        given = _items(body.input)
-        items = [*before, *(item.model_dump(exclude_none=True) for item in given), *response["output"]]
+        new_items = _items(body.input)
+        items = [*before, *(item.model_dump(exclude_none=True) for item in new_items), *response["output"]]
         return store.put(response["id"], owner, {"items": items, "response": response})
 
     stored = None if store is None or body.store is False else keep
     formatter = ResponseFormatter(body, model.name, service.tokenizer, stored)
-    return await reply(request, asked, formatter, streams=body.stream or False)
+    return await reply(request, generation_request, formatter, streams=body.stream or False)
 
 
 @router.get("/v1/responses/{response_id}")
@@ -79,16 +79,16 @@ async def delete(request: Request, response_id: str) -> dict[str, object]:
     return {"id": response_id, "object": "response.deleted", "deleted": True}
 
 
-async def _in_store(request: Request, name: str, what: Literal["get", "delete"], param: str | None = None) -> Any:
+async def _in_store(request: Request, name: str, action: Literal["get", "delete"], param: str | None = None) -> Any:
     if unread := next(iter(request.query_params), None):
         raise ApiError(400, f"{escape(unread)} is not a field of this request", code="unknown_parameter", param=unread)
     store: ResponseStore | None = request.app.state.service.settings.responses
-    found = store and await asyncio.to_thread(getattr(store, what), name, owner_of(request))
-    if not found:
+    stored = store and await asyncio.to_thread(getattr(store, action), name, owner_of(request))
+    if not stored:
         why = "start the server with --store-responses" if store is None else "it may have been replaced by newer ones"
         message = f"no response {show_value(name)} is stored for this key: {why}"
         raise ApiError(404, message, code="response_not_found", param=param)
-    return found
+    return stored
 
 
 def _read(body: ResponseRequest, before: list[dict[str, Any]]) -> tuple[Dialog, ToolRequest]:
@@ -107,8 +107,8 @@ def _read(body: ResponseRequest, before: list[dict[str, Any]]) -> tuple[Dialog, 
     return dialog, dialog.tools(functions, choice, body.parallel_tool_calls, path_of)
 
 
-def _items(given: str | list[Item]) -> list[Item]:
-    return [MessageItem(role="user", content=given)] if isinstance(given, str) else given
+def _items(value: str | list[Item]) -> list[Item]:
+    return [MessageItem(role="user", content=value)] if isinstance(value, str) else value
 
 
 def _options(body: ResponseRequest) -> SamplingKeywords:
