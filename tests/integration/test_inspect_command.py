@@ -98,17 +98,17 @@ def test_the_browser_is_opened_without_the_key_and_let_in_once(
 ) -> None:
     opened, done = list[str](), threading.Event()
     monkeypatch.setattr("webbrowser.open", lambda link: opened.append(link) or done.set() or True)
-    way_in = Ticket("the-key")
+    ticket = Ticket("the-key")
     with listen(Settings(port=0, api_keys=("the-key",))) as listener:
-        _show(Settings(port=0, api_keys=("the-key",)), listener, TEXT, way_in)
+        _show(Settings(port=0, api_keys=("the-key",)), listener, TEXT, ticket)
         assert done.wait(10)
-    assert parse_qs(urlsplit(opened[0]).fragment) == {"ticket": [way_in.value], "text": [TEXT]}
+    assert parse_qs(urlsplit(opened[0]).fragment) == {"ticket": [ticket.value], "text": [TEXT]}
     llama = small_llama(smollm2_path)
-    with serving(llama, extensions=[page(way_in)], api_keys=("the-key",)) as running:
+    with serving(llama, extensions=[page(ticket)], api_keys=("the-key",)) as running:
         ask = lambda value: httpx.post(f"{running.url}/inspect/ticket", json={"ticket": value})  # noqa: E731
         assert ask("the-key").json()["error"]["code"] == "invalid_ticket"
-        assert ask(way_in.value).json() == {"key": "the-key"}
-        again = ask(way_in.value)
+        assert ask(ticket.value).json() == {"key": "the-key"}
+        again = ask(ticket.value)
         assert (again.status_code, again.json()["error"]["code"]) == (401, "invalid_ticket")
     with serving(llama, extensions=[page()], api_keys=("the-key",)) as running:
         assert httpx.post(f"{running.url}/inspect/ticket", json={"ticket": "x"}).status_code == 401

@@ -68,8 +68,8 @@ def say(
 def repeated(ids: Sequence[int]) -> int | None:
     """Return the period of the repetition at an answer's end: at least 4 times and 64 tokens; None if there is none."""
     for period in range(1, _MAX_PERIOD + 1):
-        needed = _needed(period)
-        if len(ids) >= needed and all(ids[-i] == ids[-i - period] for i in range(1, needed - period + 1)):
+        min_tokens = _needed(period)
+        if len(ids) >= min_tokens and all(ids[-i] == ids[-i - period] for i in range(1, min_tokens - period + 1)):
             return period
     return None
 
@@ -136,8 +136,8 @@ class Wrapped:
 
     def write_prompt(self, text: str) -> None:
         """Write the end of the prompt, dimmed unless `NO_COLOR` is set."""
-        shown = text if len(text) <= _PROMPT_SHOWN else f"…{text[-_PROMPT_SHOWN:]}"
-        ready = [part for character in printable(shown) for part in self._take(character)]
+        ending = text if len(text) <= _PROMPT_SHOWN else f"…{text[-_PROMPT_SHOWN:]}"
+        ready = [part for character in printable(ending) for part in self._take(character)]
         dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
         sys.stdout.write(dim)
         self._write("".join([*ready, *self._end_word()]))

@@ -55,20 +55,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _matrix(tokens: list[str], pattern: list[list[float]]) -> "Table":
     columns = [str(i) for i in range(len(tokens))]
-    shown = table("#", "token", *columns, right=("#", *columns))
+    result = table("#", "token", *columns, right=("#", *columns))
     for i, row in enumerate(pattern):
         shares = [f"{100 * share:.0f}" if j <= i else "" for j, share in enumerate(row)]
-        shown.add_row(str(i), quote(_short(tokens[i])), *shares)
-    return shown
+        result.add_row(str(i), quote(_short(tokens[i])), *shares)
+    return result
 
 
 def _most(tokens: list[str], pattern: list[list[float]], k: int) -> "Table":
-    shown = table("#", "token", "looks at", right=("#",))
+    result = table("#", "token", "looks at", right=("#",))
     for i, row in enumerate(pattern):
         best = sorted(range(i + 1), key=lambda j: -row[j])[:k]
-        named = ", ".join(f"{j} {quote(_short(tokens[j]))} {percent(row[j])}" for j in best)
-        shown.add_row(str(i), quote(_short(tokens[i])), named)
-    return shown
+        cells = ", ".join(f"{j} {quote(_short(tokens[j]))} {percent(row[j])}" for j in best)
+        result.add_row(str(i), quote(_short(tokens[i])), cells)
+    return result
 
 
 def _short(token: str) -> str:

@@ -113,15 +113,15 @@ def _answer(args: argparse.Namespace, file: BinaryIO, output: "Output") -> int:
     from llamarium.server.batch.check import check_lines, check_model
     from llamarium.server.batch.lines import noted, read_lines
 
-    kept = output.kept
-    checked, asked = hashlib.sha256(), hashlib.sha256()
-    number = check_lines(noted(read_lines(file), checked.update), _shown(args.input), kept)
-    check_model(kept, (*served_names(args), *args.adapters), escape(args.output))
-    tally = BatchProgress(number, kept.num_answers, kept.num_failed)
+    earlier = output.kept
+    checked, answered = hashlib.sha256(), hashlib.sha256()
+    number = check_lines(noted(read_lines(file), checked.update), _shown(args.input), earlier)
+    check_model(earlier, (*served_names(args), *args.adapters), escape(args.output))
+    tally = BatchProgress(number, earlier.num_answers, earlier.num_failed)
     if tally.num_answered < number:
-        lines = noted(itertools.islice(read_lines(file), number), asked.update)
-        _ask(args, (line for line in lines if not kept.has(line)), output, tally)
-        if asked.digest() != checked.digest():
+        lines = noted(itertools.islice(read_lines(file), number), answered.update)
+        _ask(args, (line for line in lines if not earlier.has(line)), output, tally)
+        if answered.digest() != checked.digest():
             raise InputError(
                 f"{_shown(args.input)}: was changed while it was being answered; expected its "
                 f"{counted(number, 'line')} to stay "
@@ -141,8 +141,8 @@ def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", ta
     from llamarium.server.lifecycle.service import Service
     from llamarium.server.settings import Settings
 
-    given = given_options(args, Settings)
-    settings = Settings(**given, max_queue=sys.maxsize, request_timeout_s=None)  # the submitter bounds itself
+    options = given_options(args, Settings)
+    settings = Settings(**options, max_queue=sys.maxsize, request_timeout_s=None)  # the submitter bounds itself
     llama, engine = load_engine(args)
     with _told(args, engine, tally) as report, engine:  # once it has stopped, it has counted all
         loading = ModelLoader(lambda _: (llama, engine))
@@ -168,10 +168,10 @@ async def _watched(work: Coroutine[None, None, None], report: Callable[[], None]
 @contextmanager
 def _told(args: argparse.Namespace, engine: "TextEngine", tally: "BatchProgress") -> Generator[Callable[[], None]]:
     """Show how it goes while the body runs, and calls what it gets now and then; say what came of it in any case."""
-    begun, before = time.monotonic(), tally.num_answered
+    start, before = time.monotonic(), tally.num_answered
 
     def speed() -> str:
-        tokens, seconds = engine.snapshot.counts.generated_tokens, time.monotonic() - begun
+        tokens, seconds = engine.snapshot.counts.generated_tokens, time.monotonic() - start
         return f"{counted(tokens, 'token')}, {tokens / seconds:.0f} tokens/s"
 
     try:

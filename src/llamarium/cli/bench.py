@@ -66,13 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     listed = f"{{{','.join((*_OPTIONS, 'serve'))}}}"  # serve is a command of its own
     parser.add_argument("what", choices=tuple(_OPTIONS), metavar=listed, help="what to measure")
-    for name, what, default in (
+    for name, subject, default in (
         ("--lengths", "tokens of each prompt; for cache, new tokens", _LENGTHS),
         ("--depths", "tokens in the cache before each new one", _DEPTHS),
         ("--rows", "answers side by side", _ROWS),
     ):
-        shown = ",".join(map(str, default))
-        parser.add_argument(name, type=whole_numbers, metavar="N,N,…", help=f"{what} (default: {shown})")
+        default_text = ",".join(map(str, default))
+        parser.add_argument(name, type=whole_numbers, metavar="N,N,…", help=f"{subject} (default: {default_text})")
     text = f"steps of each round (default: {_NEW_TOKENS})"
     parser.add_argument("-n", "--max-tokens", type=positive, metavar="N", help=text)
     parser.add_argument("--rounds", type=positive, metavar="N", help=f"rounds after a first one (default: {_ROUNDS})")
@@ -94,15 +94,15 @@ def run(args: argparse.Namespace) -> int:
     works = _works(args, llama.config)
     _announce(llama, works, args)
     results = [_measure(llama, work, args) for work in works]
-    theirs: list[Speed] = []
+    library_results: list[Speed] = []
     if (model := llama.loaded.weights_of) is not None:  # of a learner's: the library's is measured beside it
-        beside = load(model, dtype="float32", device="cpu")
-        theirs = [_measure(beside, work, args, beside=llama.name) for work in works]
+        library_llama = load(model, dtype="float32", device="cpu")
+        library_results = [_measure(library_llama, work, args, learner=llama.name) for work in works]
     if not args.json:
         _print(llama, results)
-        for mine, library in zip(results, theirs, strict=False):
-            rate, times = library.tokens_per_s, library.tokens_per_s / mine.tokens_per_s
-            print(f"the library, {_name(mine.work)}: {rate:,.1f} tokens/s, {times:,.1f} times as many")
+        for own, library in zip(results, library_results, strict=False):
+            rate, times = library.tokens_per_s, library.tokens_per_s / own.tokens_per_s
+            print(f"the library, {_name(own.work)}: {rate:,.1f} tokens/s, {times:,.1f} times as many")
     return 0
 
 
@@ -112,15 +112,15 @@ def _check_options(args: argparse.Namespace) -> None:
     if args.what in why and args.kv_cache_dtype != "auto":
         raise UsageError(f"bench {args.what} has no --kv-cache-dtype; {why[args.what]}")
     for name in ("lengths", "depths", "rows", "max_tokens", "rounds"):
-        given = getattr(args, name)
-        if given is None:
+        value = getattr(args, name)
+        if value is None:
             continue
         option = f"--{name.replace('_', '-')}"
         if name not in _OPTIONS[args.what]:
-            takers = " and ".join(what for what, options in _OPTIONS.items() if name in options)
+            takers = " and ".join(kind for kind, options in _OPTIONS.items() if name in options)
             raise UsageError(f"bench {args.what} has no {option}; it is for {takers}")
-        if isinstance(given, tuple) and min(given) < 1:
-            raise InputError(f"{option} are {list(given)}; expected numbers of at least 1")
+        if isinstance(value, tuple) and min(value) < 1:
+            raise InputError(f"{option} are {list(value)}; expected numbers of at least 1")
 
 
 def _works(args: argparse.Namespace, config: "ModelConfig") -> "list[Work]":
@@ -130,15 +130,15 @@ def _works(args: argparse.Namespace, config: "ModelConfig") -> "list[Work]":
     step = Work(num_new=args.max_tokens or _NEW_TOKENS, kv_cache_dtype=args.kv_cache_dtype)
     depth = max(1, min(_DEPTHS[0], config.max_position_embeddings - step.num_positions))
     prompts = (args.what == "batch" and args.depths) or (_BATCH_PROMPT,)
-    wanted = {
+    choices = {
         "prefill": (args.lengths, [replace(step, num_prompt=length, num_new=0) for length in args.lengths or _LENGTHS]),
         "decode": (args.depths, [replace(step, num_cached=depth) for depth in args.depths or (depth, *_DEPTHS[1:])]),
         "batch": (args.rows, [replace(step, num_rows=n, num_prompt=m) for m in prompts for n in args.rows or _ROWS]),
     }
     works: list[Work] = []
-    for given, found in (wanted[what] for what in wanted if args.what in (what, "all")):
-        fitting = [work for work in found if work.num_positions <= config.max_position_embeddings]
-        works += found if given is not None or not fitting else fitting
+    for numbers, candidates in (choices[kind] for kind in choices if args.what in (kind, "all")):
+        fitting = [work for work in candidates if work.num_positions <= config.max_position_embeddings]
+        works += candidates if numbers is not None or not fitting else fitting
     for work in works:
         check_room(config, work)
     return works
@@ -154,15 +154,15 @@ def _announce(llama: "Llama", works: "Sequence[Work]", args: argparse.Namespace)
     note(f"{counted(len(works), 'measurement')} of {counted(rounds, 'round')}: about {duration(seconds)}")
 
 
-def _measure(llama: "Llama", work: "Work", args: argparse.Namespace, beside: str | None = None) -> "Speed":
-    """Measure; `beside` is the learner's model that this one is measured beside."""
+def _measure(llama: "Llama", work: "Work", args: argparse.Namespace, learner: str | None = None) -> "Speed":
+    """Measure; `learner` is the learner's model that this one is measured beside."""
     from llamarium.inspect.measures.speed import measure
 
     with status(f"measuring {_name(work)}"):
         speed = measure(llama.runner, work, num_rounds=args.rounds or _ROUNDS)
     if args.json:
         fields = asdict(speed)
-        about = {"model": llama.name, **_setting(llama), "beside": beside, "test": _kind(work)}
+        about = {"model": llama.name, **_setting(llama), "beside": learner, "test": _kind(work)}
         emit(about | fields.pop("work") | fields)
     return speed
 
@@ -206,9 +206,9 @@ def _print(llama: "Llama", results: Sequence["Speed"]) -> None:
     outliers = ", outliers to 16" if bits == 8 else ""
     print(f"inputs of packed weights are rounded to {bits} bits{outliers}\n" if bits else "")
     numbers = ("tokens/s", "time", "read", "GB/s", "of memory", "outside")
-    shown = table("", *numbers, right=numbers)
+    result = table("", *numbers, right=numbers)
     for speed in results:
-        shown.add_row(
+        result.add_row(
             _name(speed.work),
             f"{speed.tokens_per_s:,.1f}",
             f"{1000 * speed.seconds:,.1f} ms" if speed.seconds < 1 else f"{speed.seconds:,.2f} s",
@@ -217,7 +217,7 @@ def _print(llama: "Llama", results: Sequence["Speed"]) -> None:
             "-" if speed.memory_share is None else percent(speed.memory_share),
             "-" if speed.python_share is None else percent(speed.python_share),
         )
-    show(shown)
+    show(result)
     reads = [speed.memory_bytes_per_s for speed in results if speed.memory_bytes_per_s is not None]
     if reads:
         span = " to ".join(dict.fromkeys(f"{read / 1e9:.1f}" for read in (min(reads), max(reads))))

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
                 emit(asdict(result))
     if not args.json:
         _print(llama, pairs)
-    different = [kept.num_new_tokens for kept, anew in pairs if kept.token_ids != anew.token_ids]
+    different = [cached.num_new_tokens for cached, anew in pairs if cached.token_ids != anew.token_ids]
     note(f"greedy tokens: {f'different at lengths {different}' if different else 'the same both ways'}")
     return 1 if different else 0
 
@@ -101,20 +101,20 @@ def count_flops(config: "ModelConfig", num_prompt: int, num_new: int, *, cache: 
 
 def _print(llama: "Llama", pairs: Sequence[tuple[CacheRun, CacheRun]]) -> None:
     numbers = ("new tokens", "time", "faster", "GFLOP", "K/V computed", "K/V kept")
-    shown = table("new tokens", "cache", *numbers[1:], right=numbers)
-    for kept, anew in pairs:
-        for one in (kept, anew):
-            shown.add_row(
-                str(one.num_new_tokens) if one.cache else "",
-                "with" if one.cache else "without",
-                f"{one.seconds:.2f} s",
-                f"{anew.seconds / kept.seconds:.1f}x" if one.cache else "",
-                f"{one.flops / 1e9:,.1f}",
-                size(one.kv_bytes_computed),
-                size(one.kv_bytes_kept),
+    result = table("new tokens", "cache", *numbers[1:], right=numbers)
+    for cached, anew in pairs:
+        for measured in (cached, anew):
+            result.add_row(
+                str(measured.num_new_tokens) if measured.cache else "",
+                "with" if measured.cache else "without",
+                f"{measured.seconds:.2f} s",
+                f"{anew.seconds / cached.seconds:.1f}x" if measured.cache else "",
+                f"{measured.flops / 1e9:,.1f}",
+                size(measured.kv_bytes_computed),
+                size(measured.kv_bytes_kept),
             )
     print(
         f"{llama.name} in {llama.runner.dtype}, after a prompt of {counted(pairs[0][0].num_prompt_tokens, 'token')}\n"
     )
-    show(shown)
+    show(result)
     print()

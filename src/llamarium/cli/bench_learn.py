@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
         emit({"model": llama.name, "num_tokens": num_tokens, "tokens_per_s": speeds, "why": why})
         return 0
     print(f"{llama.name}: one text of {counted(num_tokens, 'token')}, on {llama.runner.device}\n")
-    shown = table("", "tokens/s", "time a token", right=("tokens/s", "time a token"))
+    result = table("", "tokens/s", "time a token", right=("tokens/s", "time a token"))
     for name, speed in speeds.items():
-        shown.add_row(_WHAT[name], f"{speed:,.0f}", f"{1e6 / speed:,.0f} µs")
-    show(shown)
+        result.add_row(_WHAT[name], f"{speed:,.0f}", f"{1e6 / speed:,.0f} µs")
+    show(result)
     from rich.text import Text
 
     show(Text(f"\n{why}"))
@@ -91,10 +91,10 @@ def measure(config: "ModelConfig", device: str, num_tokens: int, num_rounds: int
 def explain(speeds: dict[str, float], num_tokens: int) -> str:
     """Explain in a sentence why learning and writing differ, with the measured values."""
     ratio = speeds["learn"] / speeds["write"]
-    how = f"{ratio:.1f} times as fast as" if ratio >= 1 else f"{1 / ratio:.1f} times as slow as"
+    ratio_text = f"{ratio:.1f} times as fast as" if ratio >= 1 else f"{1 / ratio:.1f} times as slow as"
     return (
         f"A text to learn is known, so one pass computes all {num_tokens} tokens side by side, and a weight that is "
         "read serves all of them; a text to write is not known, so each token waits for the one before it, and every "
-        f"weight is read again for it: learning is {how} writing here, though it computes three times as much for a "
-        "token (forward, and twice that backward)."
+        f"weight is read again for it: learning is {ratio_text} writing here, though it computes three times as much "
+        "for a token (forward, and twice that backward)."
     )

@@ -141,13 +141,13 @@ def _requests(args: argparse.Namespace) -> "Iterator[LoadRequest]":
 
     if args.dataset is not None:
         lines = from_file(args.dataset, args.max_tokens, seed=args.seed)
-        made, number = itertools.cycle(lines), len(lines)
+        requests, number = itertools.cycle(lines), len(lines)
     else:
-        made = synthetic(args.prompt_tokens, args.max_tokens, shared_prefix=args.shared_prefix or 0, seed=args.seed)
+        requests = synthetic(args.prompt_tokens, args.max_tokens, shared_prefix=args.shared_prefix or 0, seed=args.seed)
         number = _REQUESTS
     if args.requests is None and args.duration is None:
         args.requests = number
-    return itertools.islice((request.as_chat() for request in made) if args.chat else made, args.requests)
+    return itertools.islice((request.as_chat() for request in requests) if args.chat else requests, args.requests)
 
 
 def _target(args: argparse.Namespace) -> "Target":
@@ -187,8 +187,8 @@ async def _measure(
 async def _warm_up(client: "Client", args: argparse.Namespace) -> None:
     from llamarium.load_test.workload import synthetic
 
-    made = synthetic(args.prompt_tokens, args.max_tokens, seed=f"warm-up {args.seed}")
-    for request in itertools.islice(made, args.warmup):
+    requests = synthetic(args.prompt_tokens, args.max_tokens, seed=f"warm-up {args.seed}")
+    for request in itertools.islice(requests, args.warmup):
         failure = (await client.send(request.as_chat() if args.chat else request)).failure
         if failure is not None:
             raise ServerError(f"{client.target.url} fails at the first request: {failure}")
@@ -215,14 +215,14 @@ def _title(args: argparse.Namespace, target: "Target") -> str:
 
 def _setting(args: argparse.Namespace, target: "Target") -> dict[str, Any]:
     """Return the settings without the API key."""
-    made, same = args.dataset is None, ("chat", "rate", "think_time", "shared_prefix", "seed", "ignore_eos")
-    return {name: getattr(args, name) for name in same} | {
+    is_synthetic, names = args.dataset is None, ("chat", "rate", "think_time", "shared_prefix", "seed", "ignore_eos")
+    return {name: getattr(args, name) for name in names} | {
         "url": target.url,
         "model": target.model,
         "clients": None if args.rate is not None else args.clients or 1,
-        "prompt_tokens_asked": args.prompt_tokens.spelling if made else None,
+        "prompt_tokens_asked": args.prompt_tokens.spelling if is_synthetic else None,
         "max_tokens_asked": args.max_tokens.spelling,
-        "dataset": None if made else args.dataset.name,
+        "dataset": None if is_synthetic else args.dataset.name,
         "goodput_asked": args.goodput,
     }
 
@@ -238,12 +238,12 @@ def _lengths(text: str) -> "Lengths":
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'expected a JSON object as {{"temperature": 0}}, found {text!r}')
-    return cast(dict[str, Any], found)
+    return cast(dict[str, Any], value)
 
 
 _BUSY = 0.5  # share of a CPU; above it, the load generator itself causes delays
@@ -264,8 +264,8 @@ def print_summary(title: str, summary: "LoadSummary") -> None:
 
 
 def _outcome(summary: "LoadSummary") -> str:
-    asked = counted(summary.num_requests, "request")
-    parts = [f"{summary.num_answered:,} of {asked} answered in {summary.duration_s:,.1f} s"]
+    requests = counted(summary.num_requests, "request")
+    parts = [f"{summary.num_answered:,} of {requests} answered in {summary.duration_s:,.1f} s"]
     parts += [f"{sum(summary.errors.values()):,} failed"] if summary.errors else []
     parts += [f"{summary.num_unfinished:,} more cut short"] if summary.num_unfinished else []
     return ", ".join(parts)
@@ -273,7 +273,7 @@ def _outcome(summary: "LoadSummary") -> str:
 
 def _print_times(summary: "LoadSummary") -> None:
     numbers = ("mean", "p50", "p90", "p99", "max")
-    shown = table("ms", *numbers, right=numbers)
+    result = table("ms", *numbers, right=numbers)
     for name, spread in (
         ("first token", summary.ttft_s),
         ("between pieces", summary.itl_s),
@@ -282,8 +282,8 @@ def _print_times(summary: "LoadSummary") -> None:
     ):
         if spread is not None:
             values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
-            shown.add_row(name, *(f"{1000 * seconds:,.1f}" for seconds in values))
-    show(shown)
+            result.add_row(name, *(f"{1000 * seconds:,.1f}" for seconds in values))
+    show(result)
 
 
 def _print_rates(summary: "LoadSummary") -> None:
@@ -313,7 +313,7 @@ def _tokens(spread: "Spread | None") -> str:
 
 def _generator(summary: "LoadSummary") -> str:
     took = "" if summary.cpu_s_per_token is None else f" {1e6 * summary.cpu_s_per_token:,.0f} us of processor a token,"
-    said = f"the load generator took{took} {percent(summary.cpu_share)} of one processor"
+    sentence = f"the load generator took{took} {percent(summary.cpu_share)} of one processor"
     if summary.cpu_share > _BUSY:
-        said += ":\ntoo much to measure by; use fewer clients, or several generators"
-    return said
+        sentence += ":\ntoo much to measure by; use fewer clients, or several generators"
+    return sentence

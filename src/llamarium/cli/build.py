@@ -77,10 +77,10 @@ def show_progress(folder: Path) -> None:
     from llamarium.course.outline import course_of, number_of, step_named
 
     reached = progress(folder)
-    shown = table("", "step", "about", "state", "tries", "hints", right=("", "tries", "hints"))
+    result = table("", "step", "about", "state", "tries", "hints", right=("", "tries", "hints"))
     for step in map(step_named, course_of(folder).steps):
         entry = reached[step.name]
         state = "right" if entry.is_right else "open"
         counts = (str(count or "") for count in (entry.tries, entry.hints))
-        shown.add_row(str(number_of(step)), step.name, step.title, state, *counts)
-    show(shown)
+        result.add_row(str(number_of(step)), step.name, step.title, state, *counts)
+    show(result)

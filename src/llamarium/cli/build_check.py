@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
             rows.append((folder, *_check(args, folder)))
     if len(rows) > 1 and not args.json:
         _show_table(rows)
-    found = [one for _, results, whole in rows for one in (*results, whole) if one is not None]
-    return 0 if all(one.passed for one in found) else 1
+    findings = [finding for _, results, whole in rows for finding in (*results, whole) if finding is not None]
+    return 0 if all(finding.passed for finding in findings) else 1
 
 
 def _check(args: argparse.Namespace, folder: str) -> "tuple[list[Result], Whole | None]":
@@ -60,8 +60,8 @@ def _check(args: argparse.Namespace, folder: str) -> "tuple[list[Result], Whole 
 
     path = Path(folder)
     results: list[Result] = []
-    found = check_steps(path, seed=args.seed) if args.all else (check_step(path, args.step, seed=args.seed),)
-    for result in found:
+    findings = check_steps(path, seed=args.seed) if args.all else (check_step(path, args.step, seed=args.seed),)
+    for result in findings:
         results.append(result)
         if args.json:
             emit({"folder": folder, **asdict(result)})
@@ -77,56 +77,56 @@ def _check(args: argparse.Namespace, folder: str) -> "tuple[list[Result], Whole 
     return results, whole
 
 
-def _say(found: "Result", folder: str) -> None:
+def _say(result: "Result", folder: str) -> None:
     from llamarium.course.folder.page import link_to_section
     from llamarium.course.folder.source import section_words
     from llamarium.course.outline import number_of, step_named
 
-    if found.printed:
-        first, more = found.printed.rstrip().splitlines()[:5], found.printed.rstrip().count("\n") - 4
-        say("printed: " + "\n".join(first) + (f"\n... and {more} more lines" if more > 0 else ""))
-    name = f"step {number_of(step_named(found.step))}, {found.step}"
-    if found.passed:
-        say(f"{name}: right ({found.checked}; {found.seconds:.1f} s)")
+    if result.printed:
+        first, num_others = result.printed.rstrip().splitlines()[:5], result.printed.rstrip().count("\n") - 4
+        say("printed: " + "\n".join(first) + (f"\n... and {num_others} more lines" if num_others > 0 else ""))
+    name = f"step {number_of(step_named(result.step))}, {result.step}"
+    if result.passed:
+        say(f"{name}: right ({result.checked}; {result.seconds:.1f} s)")
         return
-    say(f"{name}: {found.message}")
-    if found.cause:
-        say(f"  {found.cause}")
-    say(f"  Next hint: `llamarium build hint {found.step}{option(folder)}`")
-    say(f"  See {section_words(found.section)}")
-    if (link := link_to_section(Path(folder), found.section)) is not None:
+    say(f"{name}: {result.message}")
+    if result.cause:
+        say(f"  {result.cause}")
+    say(f"  Next hint: `llamarium build hint {result.step}{option(folder)}`")
+    say(f"  See {section_words(result.section)}")
+    if (link := link_to_section(Path(folder), result.section)) is not None:
         say(f"  {link}")
 
 
-def _say_whole(found: "Whole") -> None:
+def _say_whole(whole: "Whole") -> None:
     from llamarium.course.whole import PROMPT
 
-    if found.error:
-        say(f"the whole model: {found.error}")
+    if whole.error:
+        say(f"the whole model: {whole.error}")
         return
-    say(f"\nYour Llama continues {PROMPT!r} with {found.text!r};")
-    say(f"the library's with {found.library_text!r}.")
-    mine, library = found.tokens_per_second, found.library_tokens_per_second
-    say(f"{mine:.1f} tokens/s (the library's: {library:.0f}), {_apart(found)}.")
-    if found.is_slow:
+    say(f"\nYour Llama continues {PROMPT!r} with {whole.text!r};")
+    say(f"the library's with {whole.library_text!r}.")
+    own, library = whole.tokens_per_second, whole.library_tokens_per_second
+    say(f"{own:.1f} tokens/s (the library's: {library:.0f}), {_apart(whole)}.")
+    if whole.is_slow:
         say("Two layers and a part of the vocabulary were compared, beside the right functions: these are slow.")
 
 
-def _apart(found: "Whole") -> str:
+def _apart(whole: "Whole") -> str:
     from llamarium.course.whole import MAX_NATS
 
-    if found.passed:
-        return f"{found.nats:.1g} nats a token apart"
-    return f"{found.nats:.1g} nats a token apart at {found.prompt!r}; right is at most {MAX_NATS:g}"
+    if whole.passed:
+        return f"{whole.nats:.1g} nats a token apart"
+    return f"{whole.nats:.1g} nats a token apart at {whole.prompt!r}; right is at most {MAX_NATS:g}"
 
 
 def _show_table(rows: "list[tuple[str, list[Result], Whole | None]]") -> None:
     last = ("whole model",) if any(whole for _, _, whole in rows) else ()
-    shown = table("folder", "right", "first that is not", *last, right=("right",))
+    overview = table("folder", "right", "first that is not", *last, right=("right",))
     for folder, results, whole in rows:
-        wrong = next((result for result in results if not result.passed), None)
-        why = "" if wrong is None else f"{wrong.step}: {wrong.cause or wrong.message}"
+        first_wrong = next((result for result in results if not result.passed), None)
+        why = "" if first_wrong is None else f"{first_wrong.step}: {first_wrong.cause or first_wrong.message}"
         together = "" if whole is None else "right" if whole.passed else whole.error or _apart(whole)
         num_right = sum(result.passed for result in results)
-        shown.add_row(folder, f"{num_right} of {len(results)}", why, *(together for _ in last))
-    show(shown)
+        overview.add_row(folder, f"{num_right} of {len(results)}", why, *(together for _ in last))
+    show(overview)

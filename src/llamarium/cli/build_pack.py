@@ -26,14 +26,14 @@ def run(args: argparse.Namespace) -> int:
     """Write the course."""
     from llamarium.course.outline import Course
 
-    whole = Course()
-    lines = whole.texts if args.texts is None else read_file(args.texts).splitlines()
+    complete = Course()
+    lines = complete.texts if args.texts is None else read_file(args.texts).splitlines()
     texts = [line.strip() for line in lines if line.strip()]
-    steps = whole.steps if args.steps is None else args.steps
+    steps = complete.steps if args.steps is None else args.steps
     source = "standard input" if args.texts == "-" else args.texts or "the course"
     course = Course.of(steps, texts, source=source)
     course.write(Path(args.out), force=args.force)
     count = len(course.steps)
-    what = f"{counted(count, 'step')}, {counted(len(course.texts), 'text')}"
-    note(f"wrote {escape(args.out)}: {what}; learners begin with `llamarium build --course {escape(args.out)}`")
+    contents = f"{counted(count, 'step')}, {counted(len(course.texts), 'text')}"
+    note(f"wrote {escape(args.out)}: {contents}; learners begin with `llamarium build --course {escape(args.out)}`")
     return 0

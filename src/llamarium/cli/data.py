@@ -65,32 +65,32 @@ def run(args: argparse.Namespace) -> int:
         tokenizer = with_format(tokenizer, args.chat_format)
     reading = Reading.parse(args.columns, args.roles, skip_bad=args.skip_bad)
     with status(f"reading {args.source}"):
-        found = survey(args.source, tokenizer, purpose=args.purpose, reading=reading, chat=chat, max_rows=args.rows)
+        surveyed = survey(args.source, tokenizer, purpose=args.purpose, reading=reading, chat=chat, max_rows=args.rows)
     if args.json:
-        longer = {} if args.context is None else {"longer": found.num_longer(args.context, max_tokens)}
-        emit(found.to_dict() | longer)
+        longer = {} if args.context is None else {"longer": surveyed.num_longer(args.context, max_tokens)}
+        emit(surveyed.to_dict() | longer)
     else:
-        _show(found, args.context, max_tokens)
-        _show_samples(found, tokenizer)
-    return 0 if found.num_units and (args.skip_bad or not found.tally.num_skipped) else 1
+        _show(surveyed, args.context, max_tokens)
+        _show_samples(surveyed, tokenizer)
+    return 0 if surveyed.num_units and (args.skip_bad or not surveyed.tally.num_skipped) else 1
 
 
-def _show(found: "Survey", context: int | None, max_tokens: int) -> None:
-    tally, lengths = found.tally, found.quantiles
-    rows = [("rows", f"{tally.num_rows - tally.num_skipped:,} of {tally.num_rows:,} can be used by {found.purpose}")]
-    rows.append(("forms", _counts(found.forms)))
-    if found.roles:
-        tools = f"; rows with tools {found.num_with_tools:,}" if found.num_with_tools else ""
-        rows.append(("messages", _counts(found.roles) + tools))
+def _show(surveyed: "Survey", context: int | None, max_tokens: int) -> None:
+    tally, lengths = surveyed.tally, surveyed.quantiles
+    rows = [("rows", f"{tally.num_rows - tally.num_skipped:,} of {tally.num_rows:,} can be used by {surveyed.purpose}")]
+    rows.append(("forms", _counts(surveyed.forms)))
+    if surveyed.roles:
+        tools = f"; rows with tools {surveyed.num_with_tools:,}" if surveyed.num_with_tools else ""
+        rows.append(("messages", _counts(surveyed.roles) + tools))
     if lengths:
-        learned = "" if found.purpose == "grpo" else f", {found.num_learned:,} of them learned"
-        rows.append(("tokens", f"{sum(found.lengths):,}{learned}"))
-        shortest, median, most, longest = lengths
-        rows.append(("lengths", f"{shortest:,} to {longest:,}; median {median:,}, 95 % up to {most:,}"))
+        learned = "" if surveyed.purpose == "grpo" else f", {surveyed.num_learned:,} of them learned"
+        rows.append(("tokens", f"{sum(surveyed.lengths):,}{learned}"))
+        shortest, median, percentile_95, longest = lengths
+        rows.append(("lengths", f"{shortest:,} to {longest:,}; median {median:,}, 95 % up to {percentile_95:,}"))
     if context is not None:
-        what = {"dpo": " pairs", "grpo": f" prompts and answers of {max_tokens:,}"}.get(found.purpose, "")
-        counts = f"{found.num_longer(context, max_tokens):,} of {found.num_units:,}{what}"
-        last = "" if found.purpose == "grpo" else "; an example's last token takes no room"
+        unit = {"dpo": " pairs", "grpo": f" prompts and answers of {max_tokens:,}"}.get(surveyed.purpose, "")
+        counts = f"{surveyed.num_longer(context, max_tokens):,} of {surveyed.num_units:,}{unit}"
+        last = "" if surveyed.purpose == "grpo" else "; an example's last token takes no room"
         rows.append(("too long", f"{counts} for a row of {context:,}{last}"))
     if tally.missing:
         rows.append(("missing", ", ".join(map(escape, sorted(tally.missing))) + ", which --columns names"))
@@ -100,27 +100,27 @@ def _show(found: "Survey", context: int | None, max_tokens: int) -> None:
         rows.append(("left out", f"{tally.num_without_weight:,} of weight 0"))
     if tally.num_skipped:
         rows.append(("problems", f"{counted(tally.num_skipped, 'row')}"))
-        rows += [("", f"{bad.place}: {bad.problem}") for bad in tally.problems]
-        if more := tally.num_skipped - len(tally.problems):
-            rows.append(("", f"and {more:,} more"))
+        rows += [("", f"{problem.place}: {problem.problem}") for problem in tally.problems]
+        if num_others := tally.num_skipped - len(tally.problems):
+            rows.append(("", f"and {num_others:,} more"))
     show(table("", "", rows=rows))
 
 
 def _counts(counts: "dict[str, int]") -> str:
-    most = sorted(counts.items(), key=lambda item: -item[1])
-    named = ", ".join(f"{escape(name)} {count:,}" for name, count in most[:12])
-    return named + (f" and {len(most) - 12} more" if len(most) > 12 else "")
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    listed = ", ".join(f"{escape(name)} {count:,}" for name, count in ordered[:12])
+    return listed + (f" and {len(ordered) - 12} more" if len(ordered) > 12 else "")
 
 
-def _show_samples(found: "Survey", tokenizer: "Tokenizer") -> None:
+def _show_samples(surveyed: "Survey", tokenizer: "Tokenizer") -> None:
     from rich.text import Text
 
     from llamarium.train.data.marked import add_marked
 
-    shown = Text()
-    for place, example in found.samples:
-        add_marked(shown, place, example.ids, example.learned, tokenizer, _CHARACTERS)
-    if found.samples:
+    text = Text()
+    for place, example in surveyed.samples:
+        add_marked(text, place, example.ids, example.learned, tokenizer, _CHARACTERS)
+    if surveyed.samples:
         print()
-        shown.rstrip()
-        show(shown)
+        text.rstrip()
+        show(text)

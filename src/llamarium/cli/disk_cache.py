@@ -22,9 +22,9 @@ def size(text: str) -> int:
 
 def add_disk_cache(group: Group) -> None:
     """Add `--cache-dir` and `--cache-disk`; `disk_cache` reads them."""
-    what = "keep keys and values of texts there, for the next start; it holds the texts, too, so keep it private"
+    text = "keep keys and values of texts there, for the next start; it holds the texts, too, so keep it private"
     bound = f"how large --cache-dir may become (default: {DEFAULT_BYTES >> 30}GiB)"
-    add_values(group, ("--cache-dir", named_folder, "DIR", None, what), ("--cache-disk", size, "SIZE", None, bound))
+    add_values(group, ("--cache-dir", named_folder, "DIR", None, text), ("--cache-disk", size, "SIZE", None, bound))
 
 
 def check_bound(args: argparse.Namespace) -> None:

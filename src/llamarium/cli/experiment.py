@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train the variants and compare them."""
     out: Path = (args.out / args.experiment).absolute()
-    given = given_settings(args, ExperimentConfig)
-    config = ExperimentConfig.resolve(settings_file(args, out / "experiment.toml"), given)
+    settings = given_settings(args, ExperimentConfig)
+    config = ExperimentConfig.resolve(settings_file(args, out / "experiment.toml"), settings)
     with importing_torch():
         from llamarium.cli.training import watching
         from llamarium.train.experiments.running import run_experiment

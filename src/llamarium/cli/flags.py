@@ -36,21 +36,21 @@ def add_flags(
         defaults: What help calls the default of an option, where the command decides it; the value is None then.
     """
     options = declared(kind)
-    chosen = names or [name for name, one in options.items() if part in (None, one.part)]
+    chosen = names or [name for name, option in options.items() if part in (None, option.part)]
     for name in chosen:
-        one = options[name]
-        default = list[Any]() if one.repeats else one.default
-        shown = one.default
+        option = options[name]
+        default = list[Any]() if option.repeats else option.default
+        shown_default = option.default
         if name in (defaults or {}):
-            default, shown = None, (defaults or {})[name]
-        how: dict[str, Any] = {"dest": name, "default": default, "help": _help(one, shown)}
-        if one.kind is bool and one.is_optional:
-            how["action"] = argparse.BooleanOptionalAction
-        elif one.kind is bool:
-            how |= {"action": "store_true", "help": _help(one, None)}
+            default, shown_default = None, (defaults or {})[name]
+        arguments: dict[str, Any] = {"dest": name, "default": default, "help": _help(option, shown_default)}
+        if option.kind is bool and option.is_optional:
+            arguments["action"] = argparse.BooleanOptionalAction
+        elif option.kind is bool:
+            arguments |= {"action": "store_true", "help": _help(option, None)}
         else:
-            how |= _value(one, (parsers or {}).get(name) or _ranged(one))
-        group.add_argument(*([one.short] if one.short else []), f"--{one.flag}", **how)
+            arguments |= _value(option, (parsers or {}).get(name) or _ranged(option))
+        group.add_argument(*([option.short] if option.short else []), f"--{option.flag}", **arguments)
 
 
 def add_overrides(group: Group, kind: type, *names: str) -> None:
@@ -58,22 +58,26 @@ def add_overrides(group: Group, kind: type, *names: str) -> None:
 
     An option that is not given is no attribute of the arguments.
     """
-    for one in (declared(kind)[name] for name in names):
-        how: dict[str, Any] = {"dest": one.name, "default": argparse.SUPPRESS, "help": _help(one, one.default)}
-        how |= {"action": argparse.BooleanOptionalAction} if one.kind is bool else _value(one, one.kind)
-        group.add_argument(f"--{one.flag}", **how)
+    for option in (declared(kind)[name] for name in names):
+        arguments: dict[str, Any] = {
+            "dest": option.name,
+            "default": argparse.SUPPRESS,
+            "help": _help(option, option.default),
+        }
+        arguments |= {"action": argparse.BooleanOptionalAction} if option.kind is bool else _value(option, option.kind)
+        group.add_argument(f"--{option.flag}", **arguments)
 
 
 def given_options(args: argparse.Namespace, kind: type, part: str | None = None) -> dict[str, Any]:
     """Return the options of a dataclass, or of a part of it, that were given on the command line, by name."""
-    values = {name: getattr(args, name, None) for name, one in declared(kind).items() if part in (None, one.part)}
-    given = {name: value for name, value in values.items() if value is not None}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    values = {name: getattr(args, name, None) for name, option in declared(kind).items() if part in (None, option.part)}
+    chosen = {name: value for name, value in values.items() if value is not None}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()}
 
 
-def add_type(group: Group, flag: str, choices: Sequence[str], **how: Any) -> None:
+def add_type(group: Group, flag: str, choices: Sequence[str], **arguments: Any) -> None:
     """Add an option that takes one of some types of weights, in capital letters or not."""
-    group.add_argument(flag, **_any_case(flag, choices), **how)
+    group.add_argument(flag, **_any_case(flag, choices), **arguments)
 
 
 def number(kind: type[int] | type[float], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:
@@ -91,9 +95,9 @@ def _number(kind: type[int] | type[float], words: str, accepts: Callable[[Any], 
     return parse
 
 
-def _help(one: Option, default: object) -> str:
+def _help(option: Option, default: object) -> str:
     """Return an option's help text, with its default unless it is None or empty."""
-    text = one.help + " (repeatable)" * one.repeats
+    text = option.help + " (repeatable)" * option.repeats
     if default is None or default in ("", (), {}):
         return text.replace("%", "%%")
     words = ("off", "on")[default] if isinstance(default, bool) else default
@@ -101,25 +105,28 @@ def _help(one: Option, default: object) -> str:
     return f"{text} (default: {escape(words)})".replace("%", "%%")
 
 
-def _value(one: Option, parser: Callable[[str], Any]) -> dict[str, Any]:
+def _value(option: Option, parser: Callable[[str], Any]) -> dict[str, Any]:
     """Return the arguments of `add_argument` for a flag with a value."""
-    how: dict[str, Any] = {"action": "append"} if one.repeats else {}
-    if one.ignores_case:
-        return how | _any_case(f"--{one.flag}", one.choices)
-    if one.choices:
-        return how | {"type": one.kind, "choices": one.choices}
-    return how | {"type": parser, "metavar": one.metavar or _METAVARS[get_origin(one.kind) or one.kind]}
+    arguments: dict[str, Any] = {"action": "append"} if option.repeats else {}
+    if option.ignores_case:
+        return arguments | _any_case(f"--{option.flag}", option.choices)
+    if option.choices:
+        return arguments | {"type": option.kind, "choices": option.choices}
+    return arguments | {"type": parser, "metavar": option.metavar or _METAVARS[get_origin(option.kind) or option.kind]}
 
 
-def _ranged(one: Option) -> Callable[[str], Any]:
+def _ranged(option: Option) -> Callable[[str], Any]:
     """Return the argparse type of an option, by its type and range."""
-    if one.words and one.kind in (int, float):
-        return _number(one.kind, one.words, one.accepts)
-    if one.kind in (int, float):
-        low, high = (-math.inf if one.low is None else one.low), (math.inf if one.high is None else one.high)
+    if option.words and option.kind in (int, float):
+        return _number(option.kind, option.words, option.accepts)
+    if option.kind in (int, float):
+        low, high = (
+            (-math.inf if option.low is None else option.low),
+            (math.inf if option.high is None else option.high),
+        )
         words = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
-        return number(one.kind, words, one.accepts)
-    return Path if Path in one.kinds else str
+        return number(option.kind, words, option.accepts)
+    return Path if Path in option.kinds else str
 
 
 def _any_case(flag: str, choices: Sequence[str]) -> dict[str, Any]:

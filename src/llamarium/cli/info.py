@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
 
     args.model = named(args)
     if args.model in PRESETS and args.model not in BUILTINS:
-        given = (args.dtype, args.device, args.quantize, args.dequantize, args.strict, args.threads)
-        if given != ("auto", "auto", None, "auto", False, None):
+        load_options = (args.dtype, args.device, args.quantize, args.dequantize, args.strict, args.threads)
+        if load_options != ("auto", "auto", None, "auto", False, None):
             raise UsageError(f"{args.model} is a preset, of which nothing is loaded; leave out the options of loading")
         summary = summarize(PRESETS[args.model], kv_cache_dtype=args.kv_cache_dtype)
     else:

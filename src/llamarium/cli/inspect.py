@@ -51,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, Settings, "port", defaults={"port": "a free one"})
     parser.add_argument("--no-browser", action="store_true", help="print the link, and open nothing")
     serve.add_page(parser)
-    what = "a folder of `llamarium build`: the page checks its functions, and runs them on this machine"
-    parser.add_argument("--build", type=Path, metavar="FOLDER", help=what)
-    what = "lesson to show: texts and questions for a class (TOML)"
-    parser.add_argument("--lesson", type=Path, metavar="FILE", help=what)
+    text = "a folder of `llamarium build`: the page checks its functions, and runs them on this machine"
+    parser.add_argument("--build", type=Path, metavar="FOLDER", help=text)
+    text = "lesson to show: texts and questions for a class (TOML)"
+    parser.add_argument("--lesson", type=Path, metavar="FILE", help=text)
     parser.set_defaults(
         prompt_lookup=False, ngram_pool=None, ngram_corpus=None, draft_model=None, kv_memory=None,
         max_num_seqs=Settings().max_num_seqs, kv_cache_dtype="auto", max_context=None, cache_dir=None, cache_disk=None,
@@ -92,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
 
         if folder is not None:
             noted.enter_context(_shown(folder, settings, listener))
-        way_in = None if args.no_browser else Ticket(settings.api_keys[0])
+        ticket = None if args.no_browser else Ticket(settings.api_keys[0])
         stage = "lesson" if lesson else "checkpoints" if args.checkpoints else "build" if folder else None
-        _show(settings, listener, text, way_in, **({"stage": stage} if stage else {}))
-        return way_in
+        _show(settings, listener, text, ticket, **({"stage": stage} if stage else {}))
+        return ticket
 
     with noted:
         return serve.serve_page(args, settings, lambda report: _load(args, report), begin, folder, lesson)
@@ -111,9 +111,9 @@ def _shown(folder: Path, settings: Settings, listener: socket.socket) -> Abstrac
 
 def _load(args: argparse.Namespace, report: "Progress") -> "tuple[ServedModel, TextEngine]":
     args.dtype = args.dtype or _default_dtype(args)
-    found = serve.load_engine(args, report)
+    loaded = serve.load_engine(args, report)
     importlib.import_module("llamarium.inspect.trace")  # before the first request asks for it
-    return found
+    return loaded
 
 
 def _default_dtype(args: argparse.Namespace) -> str:
@@ -142,15 +142,15 @@ def _default_dtype(args: argparse.Namespace) -> str:
     return "auto"
 
 
-def _show(settings: Settings, listener: socket.socket, text: str | None, way_in: "Ticket | None", **view: str) -> None:
+def _show(settings: Settings, listener: socket.socket, text: str | None, ticket: "Ticket | None", **view: str) -> None:
     """Print the link to a view, and open a browser."""
     from llamarium.server.hosts import address
 
     url = address(settings, listener)
     print(link_to(url, text, key=settings.api_keys[0], **view), flush=True)
     note("the link has the key in it; Ctrl-C ends the server")
-    if way_in is not None:
-        threading.Thread(target=_open, args=(link_to(url, text, ticket=way_in.value, **view),), daemon=True).start()
+    if ticket is not None:
+        threading.Thread(target=_open, args=(link_to(url, text, ticket=ticket.value, **view),), daemon=True).start()
 
 
 def _open(link: str) -> None:
@@ -159,7 +159,7 @@ def _open(link: str) -> None:
         print("no browser could be opened; open the link by hand", file=sys.stderr)
 
 
-def link_to(url: str, text: str | None, **named: str) -> str:
+def link_to(url: str, text: str | None, **fields: str) -> str:
     """Return the link to the page with a key or a ticket, and a view: what stands after the # stays in the browser."""
-    named = named if text is None else {**named, "text": text}
-    return f"{url}/#" + "&".join(f"{name}={quote(value, safe='')}" for name, value in named.items())
+    fields = fields if text is None else {**fields, "text": text}
+    return f"{url}/#" + "&".join(f"{name}={quote(value, safe='')}" for name, value in fields.items())

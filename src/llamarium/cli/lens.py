@@ -42,32 +42,32 @@ def run(args: argparse.Namespace) -> int:
 
     check_fits(llama, text)
     trace = llama.trace(text, names=["resid"], layers=args.layers, positions=args.positions)
-    found = lens(llama.runner, trace, args.k, llama.tokenizer)
+    reading = lens(llama.runner, trace, args.k, llama.tokenizer)
     if args.json:
-        emit(found.to_dict())
+        emit(reading.to_dict())
         return 0
-    tokens = [llama.tokenizer.token_text(token_id) for token_id in found.token_ids]
-    for i, position in enumerate(found.positions):
+    tokens = [llama.tokenizer.token_text(token_id) for token_id in reading.token_ids]
+    for i, position in enumerate(reading.positions):
         print(f'{"" if i == 0 else chr(10)}after token {position}, "{tokens[position]}"\n')
-        _show(found, i)
+        _show(reading, i)
     return 0
 
 
-def _show(found: "Lens", i: int) -> None:
+def _show(reading: "Lens", i: int) -> None:
     """Print candidates by their ranks, in as few tables as the width allows."""
-    begin, count, width = 0, len(found.layers[0].candidates[i]), shutil.get_terminal_size().columns
+    begin, count, width = 0, len(reading.layers[0].candidates[i]), shutil.get_terminal_size().columns
     while begin < count:
-        ends = (n for n in range(count, begin + 1, -1) if fit(_view(found, i, begin, n), width) <= width)
+        ends = (n for n in range(count, begin + 1, -1) if fit(_view(reading, i, begin, n), width) <= width)
         end = next(ends, begin + 1)
         print("\n" * (begin > 0), end="")
-        show(_view(found, i, begin, end))
+        show(_view(reading, i, begin, end))
         begin = end
 
 
-def _view(found: "Lens", i: int, begin: int, end: int) -> "Table":
+def _view(reading: "Lens", i: int, begin: int, end: int) -> "Table":
     columns = [name for rank in range(begin + 1, end + 1) for name in (f"#{rank}", f"P{rank}")]
-    shown = table("layer", *columns, right=("layer", *columns[1::2]))
-    for layer in found.layers:
+    result = table("layer", *columns, right=("layer", *columns[1::2]))
+    for layer in reading.layers:
         cells = [cell for c in layer.candidates[i][begin:end] for cell in (quote(c.text), percent(c.probability))]
-        shown.add_row(str(layer.layer), *cells)
-    return shown
+        result.add_row(str(layer.layer), *cells)
+    return result

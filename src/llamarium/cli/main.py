@@ -98,8 +98,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where help is, and exit with 2."""
-        for kind, what in (("int", "a whole number"), ("float", "a number")):
-            message = message.replace(f": invalid {kind} value: ", f": expected {what}, found ", 1)
+        for kind, expected in (("int", "a whole number"), ("float", "a number")):
+            message = message.replace(f": invalid {kind} value: ", f": expected {expected}, found ", 1)
         with suppress(OSError):
             note(f"{self.prog}: error: {escape(message, 500)} (`{self.prog} --help` explains)")
         self.exit(2)
@@ -116,8 +116,11 @@ class Help(argparse.RawDescriptionHelpFormatter):
         """List what has to be given, and options if they are few: many would bury what the command says of itself."""
         listed = list(actions)
         if usage is None and len(listed) > _MANY_OPTIONS:
-            more = argparse.Action([], "more", nargs="*", metavar="OPTION")
-            listed, groups = [*(one for one in listed if one.required or not one.option_strings), more], ()
+            others = argparse.Action([], "more", nargs="*", metavar="OPTION")
+            listed, groups = (
+                [*(action for action in listed if action.required or not action.option_strings), others],
+                (),
+            )
         super().add_usage(usage, listed, groups, prefix)
 
     def start_section(self, heading: str | None) -> None:
@@ -181,12 +184,12 @@ def _dispatch(words: list[str]) -> int:
         parser.print_help()
         return 0
     if name is not None and command is None:
-        near = _close(name, COMMANDS)
-        guess = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
+        similar = _close(name, COMMANDS)
+        guess = f"did you mean {similar[0]}?" if similar else f"there are: {', '.join(COMMANDS)}"
         parser.error(f"no command {name!r}; {guess}")
-    args, left = parser.parse_known_args(words)
-    if left:
-        chosen.error(_about_extra(left[0], chosen))
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        chosen.error(_about_extra(unknown[0], chosen))
     if command is None:  # --debug alone
         parser.error("no command; `llamarium --help` lists them")
     if name in TRAINING:
@@ -205,7 +208,9 @@ def _with_flags(text: str, args: argparse.Namespace, parser: argparse.ArgumentPa
     about = re.match(r"\w+(?=[ :])", text)
     for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
         if about and action.dest == about[0] and action.option_strings and getattr(args, about[0], None) is not None:
-            flag = next((one for one in action.option_strings if one.startswith("--")), action.option_strings[0])
+            flag = next(
+                (option for option in action.option_strings if option.startswith("--")), action.option_strings[0]
+            )
             return flag + text.removeprefix(about[0])
     return text
 
@@ -232,15 +237,15 @@ def _about_extra(word: str, parser: argparse.ArgumentParser) -> str:
         return f"what is {word!r}? A text of several words stands in quotation marks"
     word = word.partition("=")[0]
     bare = {option.lstrip("-"): option for option in options}
-    near = [PEERS_OPTIONS.get(word, ""), *(option for option in options if option.startswith(word))]
-    near += [bare[close] for close in _close(word.lstrip("-"), bare)]
-    meant = next((option for option in near if option in options), None)
-    return f"no option {word}" + (f"; did you mean {meant}?" if meant else "")
+    candidates = [PEERS_OPTIONS.get(word, ""), *(option for option in options if option.startswith(word))]
+    candidates += [bare[close] for close in _close(word.lstrip("-"), bare)]
+    intended = next((option for option in candidates if option in options), None)
+    return f"no option {word}" + (f"; did you mean {intended}?" if intended else "")
 
 
 def _parsers(name: str | None, command: ModuleType | None) -> tuple[Parser, Parser]:
     """Return the parser of the command line, and within it the chosen command's, the only one it needs."""
-    listing = "\n".join(f"  {other:<17}{summary}" for other, summary in COMMANDS.items())
+    listing = "\n".join(f"  {listed_name:<17}{summary}" for listed_name, summary in COMMANDS.items())
     parser = Parser(
         prog="llamarium",
         usage="%(prog)s [-h] [--version] [--debug] COMMAND ...",
@@ -293,8 +298,8 @@ def _explain(error: Exception, *, debug: bool) -> int:
         text = f"out of memory {error}"
     elif isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("llamarium"):
         module = error.name.partition(".")[0]
-        what, package = ("PyTorch", "'llamarium[torch]'") if module == "torch" else (module, module)
-        text = f"this needs {what}, which is not installed: pip install {package}"
+        needed, package = ("PyTorch", "'llamarium[torch]'") if module == "torch" else (module, module)
+        text = f"this needs {needed}, which is not installed: pip install {package}"
     else:
         hint = "report it with the traceback above" if debug else "run again with --debug for the traceback"
         text = f"{type(error).__name__}: {error}: this is a bug in llamarium; {hint}"

@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
             args.adapter, args.out, model=path, check_base=not args.any_base, force=args.force, progress=progress,
             onto=args.onto, **given_options(args, LoadOptions, part="weights"),
         )  # fmt: skip
-    how = "and as it should be" if report.kept >= FULLY_KEPT else "with the loss that the warning tells"
+    judgement = "and as it should be" if report.kept >= FULLY_KEPT else "with the loss that the warning tells"
     note(
-        f"merged, {how}: {report.kept:.1%} of the adapter's correction is in the merged weights\n"
+        f"merged, {judgement}: {report.kept:.1%} of the adapter's correction is in the merged weights\n"
         f"the adapter moves the base's logits by {report.effect:.2%}; the merged model's are within "
         f"{report.difference:.2%} of the adapter's\n"
         f"{_trained(report)}\n"

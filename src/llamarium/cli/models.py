@@ -24,17 +24,19 @@ def run(args: argparse.Namespace) -> int:
     """List them."""
     from llamarium.hub.resolve import cached_models
 
-    hub = (_model(one.name, "hub", _file_kind(one.path), one.num_bytes, one.path) for one in cached_models())
+    hub = (
+        _model(cached.name, "hub", _file_kind(cached.path), cached.num_bytes, cached.path) for cached in cached_models()
+    )
     models = [*_builtins(), *hub]
     if args.json:
         for model in models:
             emit(model)
         return 0
-    shown = table("name", "what", "size", "state", right=("size",))
+    result = table("name", "what", "size", "state", right=("size",))
     for model in models:
         state = "on this machine" if model["path"] else "fetched when it is used"
-        shown.add_row(escape(model["name"]), model["summary"], size(model["num_bytes"]), state)
-    show(shown)
+        result.add_row(escape(model["name"]), model["summary"], size(model["num_bytes"]), state)
+    show(result)
     note("\nOthers: a folder, a .gguf file, org/name or org/name:file.gguf on the hub")
     return 0
 
@@ -43,21 +45,21 @@ def _builtins() -> list[dict[str, Any]]:
     from llamarium.hub.builtin import BUILTINS, cached_path, is_cached
     from llamarium.hub.resolve import PACKAGED, packaged_path
 
-    found: list[dict[str, Any]] = []
+    models: list[dict[str, Any]] = []
     for name, item in BUILTINS.items():
         path = cached_path(name) if is_cached(name) else None
-        found.append(_model(name, "built-in", item.summary, item.num_bytes, path, item.kind))
+        models.append(_model(name, "built-in", item.summary, item.num_bytes, path, item.kind))
     for name, summary in PACKAGED.items():
         path = packaged_path(name)
-        found.append(_model(name, "package", summary, sum(file.stat().st_size for file in path.iterdir()), path))
-    return found
+        models.append(_model(name, "package", summary, sum(file.stat().st_size for file in path.iterdir()), path))
+    return models
 
 
 def _model(
     name: str, where: str, summary: str, num_bytes: int, path: Path | None, kind: str = "model"
 ) -> dict[str, Any]:
-    shown = None if path is None else str(path)
-    return {"name": name, "where": where, "kind": kind, "summary": summary, "num_bytes": num_bytes, "path": shown}
+    path_text = None if path is None else str(path)
+    return {"name": name, "where": where, "kind": kind, "summary": summary, "num_bytes": num_bytes, "path": path_text}
 
 
 def _file_kind(path: Path) -> str:

@@ -33,10 +33,10 @@ def run(args: argparse.Namespace) -> int:
     """Rank them and print."""
     if args.other is not None:
         return _compare(args)
-    found = load_llama(args).neighbors(args.word, minus=args.minus, plus=args.plus, k=args.k or _DEFAULT_K)
+    ranked = load_llama(args).neighbors(args.word, minus=args.minus, plus=args.plus, k=args.k or _DEFAULT_K)
     from llamarium.cli.views import neighbors_view
 
-    return emit_or_show(args, found, neighbors_view)
+    return emit_or_show(args, ranked, neighbors_view)
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -45,6 +45,6 @@ def _compare(args: argparse.Namespace) -> int:
     llama = load_llama(args)
     from llamarium.inspect.neighbors import similarity
 
-    found = similarity(llama.runner, llama.tokenizer, args.word, args.other)
-    words = " and ".join(f"{quote(word.text)} ({word.token_id})" for word in (found.word, found.other))
-    return emit_or_show(args, found, lambda found: f"{words}: cosine {found.cosine:.4f}")
+    compared = similarity(llama.runner, llama.tokenizer, args.word, args.other)
+    words = " and ".join(f"{quote(word.text)} ({word.token_id})" for word in (compared.word, compared.other))
+    return emit_or_show(args, compared, lambda compared: f"{words}: cosine {compared.cosine:.4f}")

@@ -71,8 +71,8 @@ def _drawn(llama: "Llama", text: str, args: argparse.Namespace, options: dict[st
     from llamarium.inspect.next_tokens import NextStep
     from llamarium.inspect.tokens import Candidate
 
-    def candidate(found: "Alternative") -> Candidate:
-        return Candidate(found.token_id, math.exp(found.logprob), found.logprob, found.token)
+    def candidate(alternative: "Alternative") -> Candidate:
+        return Candidate(alternative.token_id, math.exp(alternative.logprob), alternative.logprob, alternative.token)
 
     ids = llama.encode(text)
     options |= {"max_tokens": args.steps, "logprobs": args.k, "kv_cache_dtype": args.kv_cache_dtype}

@@ -80,11 +80,11 @@ class _AdapterAction(argparse.Action):
             )
 
 
-def add_name(group: Group, more: str) -> None:
+def add_name(group: Group, others: str) -> None:
     """Add a model that may stand by itself or after `-m`, and may be `more`; `named` reads it."""
     from llamarium.presets import PRESETS
 
-    group.add_argument("name", nargs="?", metavar="NAME", help=f"what -m takes, {more}: {', '.join(PRESETS)}")
+    group.add_argument("name", nargs="?", metavar="NAME", help=f"what -m takes, {others}: {', '.join(PRESETS)}")
     group.add_argument("-m", "--model", metavar="NAME", help=_MODEL_HELP)
 
 
@@ -152,15 +152,15 @@ def load_llama(
     Where no model is named and the built-in one cannot be fetched, `falls_back` takes the packaged one. `report` is
     called with (bytes read, bytes in all), instead of showing it.
     """
-    given = vars(args)
+    values = vars(args)
     name_base(args)
-    if given.get("draft_model") is not None:
+    if values.get("draft_model") is not None:
         args.draft_path = _find(args.draft_model, False)[1]  # refused before the model is read; `load_draft` reads it
     if args.quantize is not None or args.device not in ("auto", "cpu"):
         need_torch("--quantize" if args.quantize is not None else f"--device {args.device}")
     args.model, path = _find(args.model, falls_back)  # first, as a download shows its own progress
-    shown = share_done(f"loading {args.model}") if report is None else nullcontext(report)
-    with shown as progress, _collector_paused():
+    reporting = share_done(f"loading {args.model}") if report is None else nullcontext(report)
+    with reporting as progress, _collector_paused():
         with importing_torch():
             from llamarium.api import load
 
@@ -186,8 +186,10 @@ def check_adapters(args: argparse.Namespace) -> None:
 def loaded_with(args: argparse.Namespace) -> dict[str, str | int | bool]:
     """Return the arguments of `llamarium.load`, except the name, that load the same model."""
     options = declared(LoadOptions)
-    given = {name: value for name, value in given_options(args, LoadOptions).items() if value != options[name].default}
-    return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    changed = {
+        name: value for name, value in given_options(args, LoadOptions).items() if value != options[name].default
+    }
+    return {name: str(value) if isinstance(value, Path) else value for name, value in changed.items()}
 
 
 def _find(name: str | None, falls_back: bool) -> tuple[str, Path]:
@@ -218,13 +220,13 @@ def _interrupts_held() -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():  # others get no signals, and may set no handlers
         yield
         return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    signals: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
+    if signals:
         raise KeyboardInterrupt
 
 

@@ -65,12 +65,12 @@ def emit(value: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def emit_or_show(args: argparse.Namespace, found: Any, view: "Callable[[Any], RenderableType]") -> int:
+def emit_or_show(args: argparse.Namespace, result: Any, view: "Callable[[Any], RenderableType]") -> int:
     """Print a result: its `to_dict` with `--json`, else a view of it; return the exit code."""
     if args.json:
-        emit(found.to_dict())
+        emit(result.to_dict())
     else:
-        show(view(found))
+        show(view(result))
     return 0
 
 
@@ -98,10 +98,10 @@ def say(text: str) -> None:
 
 
 def _fitting(text: str, stream: TextIO) -> str:
-    shown = printable(text)
+    clean = printable(text)
     if not draws(stream):
-        return shown
-    return filled(shown, max(_MIN_WIDTH, shutil.get_terminal_size().columns - 1))
+        return clean
+    return filled(clean, max(_MIN_WIDTH, shutil.get_terminal_size().columns - 1))
 
 
 def filled(text: str, width: int, *, anew: bool = False) -> str:
@@ -123,9 +123,9 @@ def _filled(line: str, width: int, anew: bool) -> str:
     hang = f"{indent}    " if is_example else " " * len(column[0]) if column and indent else indent
     filler = textwrap.TextWrapper(width - 2 * is_example, initial_indent=indent, subsequent_indent=hang)
     filler.break_long_words = filler.break_on_hyphens = filler.replace_whitespace = False
-    kept = _ARGUMENT if is_example else _COMMAND
-    whole = kept.sub(lambda match: match[0].replace(" ", "\0"), line.strip(" "))  # a blank of no line's end
-    return filler.fill(whole).replace("\n", " \\\n" if is_example else "\n").replace("\0", " ")
+    unbroken = _ARGUMENT if is_example else _COMMAND
+    joined = unbroken.sub(lambda match: match[0].replace(" ", "\0"), line.strip(" "))  # a blank of no line's end
+    return filler.fill(joined).replace("\n", " \\\n" if is_example else "\n").replace("\0", " ")
 
 
 def warn(text: str) -> None:
@@ -182,13 +182,13 @@ def telling(text: str) -> Generator[Callable[[str], None]]:
 @contextmanager
 def share_done(text: str, then: str = "100 %") -> Generator[Callable[[int, int], None]]:
     """Show `text` and a percentage, or `then` at the end, as `telling`; yields a function for (done, total)."""
-    drawn = ""
+    last_state = ""
 
     def report(done: int, total: int) -> None:
-        nonlocal drawn
+        nonlocal last_state
         state = f"{100 * done // total:3d} %" if done < total else then
-        if state != drawn:
-            draw(drawn := state)
+        if state != last_state:
+            draw(last_state := state)
 
     with telling(text) as draw:
         yield report
@@ -199,12 +199,12 @@ def progress(text: str) -> Generator[Callable[[str, float | None], None]]:
     """Show `text`, what is done and a bar, as `telling`; yields a function for (what, its share, None if unknown)."""
     last = 0.0
 
-    def report(what: str, share: float | None) -> None:
+    def report(state: str, share: float | None) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last > _REDRAW_S or share == 1:
             last = now
-            draw(what if share is None else f"{bar(share):<{BAR_WIDTH}} {what}")
+            draw(state if share is None else f"{bar(share):<{BAR_WIDTH}} {state}")
 
     with telling(text) as draw:
         yield report
@@ -241,8 +241,8 @@ def _finite(value: Any) -> Any:
 class Stopwatch:
     """Counts an answer's tokens and reports their throughput."""
 
-    def __init__(self, wanted: bool | None) -> None:
-        self.wanted = sys.stderr.isatty() if wanted is None else wanted
+    def __init__(self, is_on: bool | None) -> None:
+        self.wanted = sys.stderr.isatty() if is_on is None else is_on
         self.num_tokens = 0
         self._start = self._first = time.perf_counter()
 
@@ -276,52 +276,52 @@ def table(*columns: str, right: Iterable[str] = (), rows: Iterable[Iterable[str]
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), show_header=any(columns))
+    result = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), show_header=any(columns))
     for column in columns:
         if column in right:
-            made.add_column(column, justify="right", no_wrap=True)
+            result.add_column(column, justify="right", no_wrap=True)
         else:
-            made.add_column(column, overflow="fold")
+            result.add_column(column, overflow="fold")
     for row in rows:
-        made.add_row(*row)
-    return made
+        result.add_row(*row)
+    return result
 
 
-def fit(shown: object, width: int) -> int:
+def fit(content: object, width: int) -> int:
     """Make tables, grouped or not, fit into so many columns; return how many they need. Bars go, words stay whole."""
     from rich.console import Group
     from rich.table import Table
 
-    if isinstance(shown, Group):
-        return max((fit(one, width) for one in shown.renderables), default=0)
-    if not isinstance(shown, Table):
+    if isinstance(content, Group):
+        return max((fit(item, width) for item in content.renderables), default=0)
+    if not isinstance(content, Table):
         return 0
-    widths = _widths(shown)
-    while _total(least for least, _ in widths) > width and not shown.columns[-1].header and len(widths) > 2:
-        shown.columns.pop()
+    widths = _widths(content)
+    while _total(narrowest for narrowest, _ in widths) > width and not content.columns[-1].header and len(widths) > 2:
+        content.columns.pop()
         widths.pop()
-    needed = _total(least for least, _ in widths)
-    spare = max(0, width - needed)
-    if _total(most for _, most in widths) > width:  # rich would shorten columns below their longest word
-        for column, (least, most) in zip(shown.columns, widths, strict=True):
-            column.width = min(most, least + spare)
-            spare -= column.width - least
-    return needed
+    num_columns = _total(narrowest for narrowest, _ in widths)
+    spare = max(0, width - num_columns)
+    if _total(widest for _, widest in widths) > width:  # rich would shorten columns below their longest word
+        for column, (narrowest, widest) in zip(content.columns, widths, strict=True):
+            column.width = min(widest, narrowest + spare)
+            spare -= column.width - narrowest
+    return num_columns
 
 
-def _widths(shown: "Table") -> list[tuple[int, int]]:
+def _widths(content: "Table") -> list[tuple[int, int]]:
     """Return the width of each column's longest word, numbers and tokens being one word, and of its longest line."""
     from rich.cells import cell_len
 
-    found: list[tuple[int, int]] = []
-    for column in shown.columns:
+    widths: list[tuple[int, int]] = []
+    for column in content.columns:
         lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
         words = [
             word for line in lines for word in ([line] if column.no_wrap or line[:1] in "'\"" else line.split(" "))
         ]
-        most, least = (max(map(cell_len, parts), default=0) for parts in (lines, words))
-        found.append((min(_LONG_WORD, least), most))
-    return found
+        widest, narrowest = (max(map(cell_len, parts), default=0) for parts in (lines, words))
+        widths.append((min(_LONG_WORD, narrowest), widest))
+    return widths
 
 
 def _total(widths: Iterable[int]) -> int:

@@ -55,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
     if args.against is not None:
         return _compare(args, llama, text)
     with share_done("reading the text") as progress:
-        found = llama.perplexity(text, context=args.context, stride=args.stride, progress=progress)
+        measured = llama.perplexity(text, context=args.context, stride=args.stride, progress=progress)
     if args.json:
-        emit({"file": args.file, "model": args.model, **found.to_dict()})
+        emit({"file": args.file, "model": args.model, **measured.to_dict()})
     else:
-        show(_view(found))
+        show(_view(measured))
     return 0
 
 
@@ -69,31 +69,32 @@ def _compare(args: argparse.Namespace, llama: "Llama", text: str) -> int:
     with share_done(f"loading {args.against}") as progress:
         against = load(args.against, dtype=args.against_dtype or "float32", device=args.device, progress=progress)
     with share_done("reading the text") as progress:
-        found = llama.divergence(text, against=against, context=args.context, stride=args.stride, progress=progress)
+        measured = llama.divergence(text, against=against, context=args.context, stride=args.stride, progress=progress)
     if args.json:
-        emit({"file": args.file, "model": args.model, "against": args.against, **found.to_dict()})
+        emit({"file": args.file, "model": args.model, "against": args.against, **measured.to_dict()})
     else:
-        show(_view(found.model, found))
+        show(_view(measured.model, measured))
     return 0
 
 
-def _view(found: "Perplexity", compared: "Divergence | None" = None) -> "Table":
-    begins = "after BOS, which is not scored" if found.bos else "without BOS, so all but the first"
-    rows = {"perplexity, e^(nats / token)": f"{found.perplexity:,.4f}"}
+def _view(measured: "Perplexity", compared: "Divergence | None" = None) -> "Table":
+    begins = "after BOS, which is not scored" if measured.bos else "without BOS, so all but the first"
+    rows = {"perplexity, e^(nats / token)": f"{measured.perplexity:,.4f}"}
     if compared is not None:
-        other = compared.against.perplexity
-        share = found.perplexity / other - 1
+        other_perplexity = compared.against.perplexity
+        share = measured.perplexity / other_perplexity - 1
+        difference = f"{abs(share):.2%} {'above' if share > 0 else 'below'}"
         rows |= {
-            "the other model's": f"{other:,.4f} (this one's is {abs(share):.2%} {'above' if share > 0 else 'below'})",
+            "the other model's": f"{other_perplexity:,.4f} (this one's is {difference})",
             "KL(other || this), nats / token": f"{compared.kl:.6f} ± {compared.kl_error:.6f}",
             "99 % of tokens are below": f"{compared.kl_percentile:.6f}",
             "same token most probable": f"{compared.same_top:.2%} of tokens",
         }
     rows |= {
-        "bits per byte": f"{found.bits_per_byte:.4f}",
-        "nats per token": f"{found.nats / found.num_tokens:.4f}",
-        "tokens scored": f"{found.num_tokens:,} ({begins})",
-        "text": size(found.num_bytes),
-        "windows": f"{found.num_windows:,} of {found.context:,} tokens, one every {found.stride:,}",
+        "bits per byte": f"{measured.bits_per_byte:.4f}",
+        "nats per token": f"{measured.nats / measured.num_tokens:.4f}",
+        "tokens scored": f"{measured.num_tokens:,} ({begins})",
+        "text": size(measured.num_bytes),
+        "windows": f"{measured.num_windows:,} of {measured.context:,} tokens, one every {measured.stride:,}",
     }
     return table("", "", rows=rows.items())

@@ -71,9 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Quantize and say what was written."""
-    given = {name: value for name in ("samples", "context") if (value := getattr(args, name)) is not None}
-    if given and args.calibration is None:
-        raise UsageError(f"--{next(iter(given))} is for --calibration, which is not given")
+    sampled = {name: value for name in ("samples", "context") if (value := getattr(args, name)) is not None}
+    if sampled and args.calibration is None:
+        raise UsageError(f"--{next(iter(sampled))} is for --calibration, which is not given")
     if args.calibration is None and args.method in ("importance", "gptq"):
         raise UsageError(f"--method {args.method} looks at a text: give one with --calibration FILE")
     if args.calibration is None and args.head == "auto":
@@ -86,15 +86,15 @@ def run(args: argparse.Namespace) -> int:
             from llamarium.calibration.quantize import quantize
 
         set_threads(args.threads)
-        made = quantize(
+        quantized = quantize(
             args.model, args.out, type=args.type, head=args.head, method=args.method, calibration=text,
-            requantize=args.requantize, force=args.force, progress=progress, layer_done=_layer_lines(), **given,
+            requantize=args.requantize, force=args.force, progress=progress, layer_done=_layer_lines(), **sampled,
         )  # fmt: skip
-    _say(made)
+    _say(quantized)
     if args.json:
-        emit({**dataclasses.asdict(made), "path": str(made.path), "head_kl": _named(made)})
+        emit({**dataclasses.asdict(quantized), "path": str(quantized.path), "head_kl": _named(quantized)})
     else:
-        write_text(f"{made.path}\n")
+        write_text(f"{quantized.path}\n")
     return 0
 
 
@@ -108,17 +108,18 @@ def _layer_lines() -> Callable[[int, int], None] | None:
     return None if draws(sys.stderr) else report
 
 
-def _say(made: "Quantized") -> None:
-    for name, kl in _named(made).items():
+def _say(quantized: "Quantized") -> None:
+    for name, kl in _named(quantized).items():
         note(f"KL from the original with a head in {name}: {kl:.5f} nats per token")
-    path = shlex.quote(str(made.path))
+    path = shlex.quote(str(quantized.path))
+    recipe = f"{quantized.type}, head {quantized.head}, method {quantized.method}"
     note(
-        f"wrote {made.path}: {made.num_weights:,} weights in {made.bits_per_weight:.2f} bits each ({made.type}, head "
-        f"{made.head}, method {made.method}), {size(made.num_bytes)}\n"
+        f"wrote {quantized.path}: {quantized.num_weights:,} weights in {quantized.bits_per_weight:.2f} bits each "
+        f"({recipe}), {size(quantized.num_bytes)}\n"
         f'run it:     llamarium generate -m {path} "Once upon a time"\n'
         f"measure it: llamarium perplexity FILE -m {path} --against ORIGINAL"
     )
 
 
-def _named(made: "Quantized") -> dict[str, float]:
-    return {name or "its own type": kl for name, kl in made.head_kl.items()}
+def _named(quantized: "Quantized") -> dict[str, float]:
+    return {name or "its own type": kl for name, kl in quantized.head_kl.items()}

@@ -24,7 +24,7 @@ _SHOWN = 200  # characters of a message that is shown again
 _MAX_BRANCHES = 64
 _LEAVING = ("/quit", "/exit", "/bye")
 _SPELLINGS = ((_QUOTES, f"begins a text of several lines, which {_QUOTES} ends"), ("//", "begins a text with a slash"))
-_OPTIONS = {one.name: one.help.partition(" (default")[0] for one in parameters_of("cli")}
+_OPTIONS = {option.name: option.help.partition(" (default")[0] for option in parameters_of("cli")}
 _OPTIONS["max_tokens"] = "of an answer, at most"
 
 
@@ -121,8 +121,8 @@ class Repl:
     def take(self, line: str) -> None:
         """Run a command, or send the line as a message; InputError for an unknown command, or words behind one."""
         name, _, rest = line.partition(" ")
-        what, run = self.commands.get("/quit" if name in _LEAVING else name, ("", None))
-        if run is not None and rest and not what.split()[0].isupper():
+        summary, run = self.commands.get("/quit" if name in _LEAVING else name, ("", None))
+        if run is not None and rest and not summary.split()[0].isupper():
             raise InputError(f"{name} takes no words behind it; // begins a text with a slash")
         if run is not None:
             run(rest.strip())
@@ -148,12 +148,12 @@ class Repl:
     def take_back(self) -> str | None:
         """Remove the last question and what follows it, and return it; None if there is none."""
         messages = self.conversation.messages
-        asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
-        if not asked:
+        questions = [place for place, message in enumerate(messages) if message["role"] == "user"]
+        if not questions:
             note("[nothing to take back]")
             return None
-        question = messages[asked[-1]]["content"]
-        del messages[asked[-1] :]
+        question = messages[questions[-1]]["content"]
+        del messages[questions[-1] :]
         note(f"[taken back: {escape(question, 60)}]")
         return question
 
@@ -176,9 +176,9 @@ class Repl:
     def switch(self, name: str) -> None:
         """Go on in another branch, or list them; InputError if there is none of that name."""
         if not name:
-            for one, branch in self.branches.items():
-                mark = " (this one)" if one == self.branch else ""
-                note(f"  {escape(one, 40)}: {counted(len(branch.messages), 'message')}{mark}")
+            for other, branch in self.branches.items():
+                mark = " (this one)" if other == self.branch else ""
+                note(f"  {escape(other, 40)}: {counted(len(branch.messages), 'message')}{mark}")
             return
         if name not in self.branches:
             raise InputError(f"no branch {escape(name, 40)}; there are: {escape(', '.join(self.branches))}")
@@ -191,16 +191,16 @@ class Repl:
         name, text = name.replace("-", "_"), text.strip().lower()
         if name and name not in _OPTIONS:
             raise InputError(f"/set does not take {escape(name, 40)}; it takes {', '.join(_OPTIONS)}")
-        changed = {one: value for one, value in self.options.items() if one != name or not text}
+        changed = {option: value for option, value in self.options.items() if option != name or not text}
         if text and text not in ("-", "none"):
             changed[name] = text  # which is refused if it is no number
             with suppress(ValueError):
                 changed[name] = PARAMETERS[name].kind(text)
-        now = self.llama.chat_params(**sampling_only(changed))
+        params = self.llama.chat_params(**sampling_only(changed))
         self.options = changed
-        for one in [name] if name else _OPTIONS:
-            value = "random" if one == "seed" and changed.get(one) is None else getattr(now, one)
-            note(f"[{one} is {value}]" if text else f"  {one:<18} {value:<4} {_OPTIONS[one]}")
+        for option in [name] if name else _OPTIONS:
+            value = "random" if option == "seed" and changed.get(option) is None else getattr(params, option)
+            note(f"[{option} is {value}]" if text else f"  {option:<18} {value:<4} {_OPTIONS[option]}")
 
     def system(self, text: str) -> None:
         """Set the system prompt, or show it."""
@@ -232,8 +232,8 @@ class Repl:
 
     def help(self, _: str) -> None:
         """List commands and spellings."""
-        listed = [(name, what) for name, (what, _) in self.commands.items()] + [*_SPELLINGS]
-        note_paragraph("\n".join(f"  {name:<9}{what}" for name, what in listed))
+        listed = [(name, summary) for name, (summary, _) in self.commands.items()] + [*_SPELLINGS]
+        note_paragraph("\n".join(f"  {name:<9}{summary}" for name, summary in listed))
 
     def _has_system(self) -> bool:
         return self.conversation.messages[:1] != [] and self.conversation.messages[0]["role"] == "system"
@@ -293,6 +293,6 @@ def _message(item: Any, i: int, path: Path) -> dict[str, Any]:
         raise InputError(f"{where}.role is {show_value(role)}; expected {expected}")
     if not isinstance(content, str):
         raise InputError(f"{where}.content is {show_value(content)}; expected text")
-    if more := sorted(set(message) - {"role", "content"}):
-        raise InputError(f"{where} has {escape(', '.join(more))} besides role and content, which would be lost")
+    if others := sorted(set(message) - {"role", "content"}):
+        raise InputError(f"{where} has {escape(', '.join(others))} besides role and content, which would be lost")
     return {"role": role, "content": content}

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         for result in _replay(args, llama, engine):
             counts[result["result"]] += 1
             _report(args, result)
-    note(", ".join(f"{number} {what}" for what, number in counts.items() if number or what == "equal"))
+    note(", ".join(f"{number} {kind}" for kind, number in counts.items() if number or kind == "equal"))
     return 1 if counts["different"] or counts["unreadable"] else 0
 
 
@@ -59,8 +59,8 @@ def _first(file: Path) -> "RecordedStart | None":
     from llamarium.generation.record import RecordedStart, read_record
 
     try:
-        with file.open("rb") as opened:
-            first = next(read_record(opened, escape(file)), None)
+        with file.open("rb") as stream:
+            first = next(read_record(stream, escape(file)), None)
     except OSError as error:
         raise InputError(f"{escape(file)}: cannot be read: {error.strerror}; expected a record") from None
     if first is None:
@@ -83,8 +83,8 @@ def _replay(args: argparse.Namespace, llama: "Llama", engine: "TextEngine") -> I
     """Yield the result of each answer, and of each line that cannot be read."""
     from llamarium.generation.record import RecordedStart, read_record
 
-    with args.file.open("rb") as opened:
-        for entry in read_record(opened, escape(args.file)):
+    with args.file.open("rb") as stream:
+        for entry in read_record(stream, escape(args.file)):
             if isinstance(entry, InputError):
                 yield {"result": "unreadable", "reason": str(entry)}
             elif isinstance(entry, RecordedStart):
@@ -98,13 +98,13 @@ def _note_differences(start: "RecordedStart", llama: "Llama", engine: "TextEngin
     """Say what differs from the server that recorded, and so may change tokens."""
     from llamarium.generation.record import shape_of
 
-    for what, then, now in (
+    for subject, recorded, current in (
         ("model of the shape", start.shape, shape_of(llama.config)),
         ("runner", start.runner, engine.runner.name),
         ("KV cache dtype", start.kv_cache_dtype, engine.kv_cache_dtype),
     ):
-        if then != now:
-            note(f"recorded with the {what} {escape(then)}, replayed with {now}: tokens may differ")
+        if recorded != current:
+            note(f"recorded with the {subject} {escape(recorded)}, replayed with {current}: tokens may differ")
 
 
 def _compared(engine: "TextEngine", prompt: "RecordedPrompt", answer: "RecordedAnswer") -> dict[str, Any]:
@@ -113,15 +113,15 @@ def _compared(engine: "TextEngine", prompt: "RecordedPrompt", answer: "RecordedA
         answers = engine.begin(
             prompt.prompt_ids, answer.params, new_text=True, stop_ids=answer.stop_ids, adapter=prompt.adapter
         )
-        found = answers.result().completions[0].token_ids
+        replayed = answers.result().completions[0].token_ids
     except LlamariumError as error:
         return {"result": "unreadable", "reason": f"line {prompt.line}: cannot be replayed: {error}"}
     recorded = answer.token_ids
-    if found[: len(recorded)] == recorded:
+    if replayed[: len(recorded)] == recorded:
         return {"result": "equal", "num_tokens": len(recorded)}
-    pairs = zip(recorded, found, strict=False)
-    place = next((i for i, (old, new) in enumerate(pairs) if old != new), min(len(found), len(recorded)))
-    ends = [ids[place] if place < len(ids) else None for ids in (recorded, found)]
+    pairs = zip(recorded, replayed, strict=False)
+    place = next((i for i, (old, new) in enumerate(pairs) if old != new), min(len(replayed), len(recorded)))
+    ends = [ids[place] if place < len(ids) else None for ids in (recorded, replayed)]
     return {"result": "different", "num_tokens": len(recorded), "token": place, "recorded": ends[0], "now": ends[1]}
 
 
@@ -136,5 +136,7 @@ def _report(args: argparse.Namespace, result: dict[str, Any]) -> None:
     if result["result"] == "equal":
         show(f"{name}: equal, {counted(result['num_tokens'], 'token')}")
         return
-    recorded, now = ("the end" if one is None else str(one) for one in (result["recorded"], result["now"]))
-    show(f"{name}: token {result['token']} of {result['num_tokens']} differs: {recorded} was recorded, {now} came now")
+    recorded, replayed = (
+        "the end" if token_id is None else str(token_id) for token_id in (result["recorded"], result["now"])
+    )
+    show(f"{name}: token {result['token']} of {result['num_tokens']} differs: {recorded} was recorded, now {replayed}")

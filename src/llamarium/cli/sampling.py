@@ -38,38 +38,40 @@ def _add(group: Group, *names: str, **defaults: object) -> None:
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options of `add_sampling` under the API's names."""
-    given = choosing(args) | _given(args, "max_tokens", *_ENDS)
-    if given.get("min_tokens", 0) > given.get("max_tokens", math.inf):
-        raise UsageError(f"argument --min-tokens: {given['min_tokens']} are more than -n/--max-tokens allows")
-    return given
+    options = choosing(args) | _given(args, "max_tokens", *_ENDS)
+    if options.get("min_tokens", 0) > options.get("max_tokens", math.inf):
+        raise UsageError(f"argument --min-tokens: {options['min_tokens']} are more than -n/--max-tokens allows")
+    return options
 
 
 def choosing(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options of `add_choosing` under the API's names."""
-    given = _given(args, *_CHOOSING)
+    options = _given(args, *_CHOOSING)
     if args.logit_bias is not None:
-        given["logit_bias"] = dict(args.logit_bias)
-        if len(given["logit_bias"]) < len(args.logit_bias):
+        options["logit_bias"] = dict(args.logit_bias)
+        if len(options["logit_bias"]) < len(args.logit_bias):
             raise UsageError("argument --logit-bias: the same token is given twice")
-    return given
+    return options
 
 
 def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     values = {name: getattr(args, name) for name in names}
-    return {name: tuple(one) if isinstance(one, list) else one for name, one in values.items() if one is not None}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if value is not None
+    }
 
 
 def _bias(text: str) -> tuple[int, float]:
     token_id, equals, bias = text.partition("=")
     with suppress(ValueError):
-        found = int(token_id), float(bias if equals else "")
-        if found[0] >= 0 and -100 <= found[1] <= 100:
-            return found
+        pair = int(token_id), float(bias if equals else "")
+        if pair[0] >= 0 and -100 <= pair[1] <= 100:
+            return pair
     raise argparse.ArgumentTypeError(f"expected ID=BIAS, as in 50256=-100, with a bias of -100 to 100, found {text!r}")
 
 
 _OPTIONS = declared(SamplingParams)
-_CHOOSING = (*(one.name for one in parameters_of("cli")), "logit_bias")
+_CHOOSING = (*(option.name for option in parameters_of("cli")), "logit_bias")
 _ENDS = "stop", "stop_token_ids"
 _PARSERS = {"logit_bias": _bias, "stop": a_text, "stop_token_ids": count}
 
@@ -86,21 +88,21 @@ def add_grammar(parser: argparse.ArgumentParser) -> None:
 def grammar(args: argparse.Namespace) -> dict[str, Any]:
     """Return what was given of `add_grammar`'s options, as a `Grammar` by the API's name."""
     flags = ("json_schema", "json_object", "regex", "choice", "grammar")
-    given = [name for name in flags if getattr(args, name) not in (None, False)]
-    if not given:
+    chosen = [name for name in flags if getattr(args, name) not in (None, False)]
+    if not chosen:
         return {}
-    if len(given) > 1:
-        raise UsageError(f"argument --{given[1].replace('_', '-')}: an answer has one form, see --{given[0]}")
+    if len(chosen) > 1:
+        raise UsageError(f"argument --{chosen[1].replace('_', '-')}: an answer has one form, see --{chosen[0]}")
     for name in ("stop", "min_tokens"):
         if getattr(args, name):
-            flag, form = (one.replace("_", "-") for one in (name, given[0]))
+            flag, form = (name.replace("_", "-") for name in (name, chosen[0]))
             raise UsageError(f"argument --{flag}: not allowed with argument --{form}, which ends the answer itself")
-    value = getattr(args, given[0])
-    if given[0] == "json_object":
+    value = getattr(args, chosen[0])
+    if chosen[0] == "json_object":
         return {"grammar": Grammar.json_object()}
     if not isinstance(value, Path):
-        return {"grammar": getattr(Grammar, given[0])(value)}
-    kind = "json_schema" if given[0] == "json_schema" else _WRITTEN.get(value.suffix)
+        return {"grammar": getattr(Grammar, chosen[0])(value)}
+    kind = "json_schema" if chosen[0] == "json_schema" else _WRITTEN.get(value.suffix)
     if kind is None:
         raise UsageError(f"argument --grammar: {value} is neither FILE.lark nor FILE.gbnf")
     text = _read(value)

@@ -65,12 +65,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_served_names(parser)
     add_tool_form(parser)
     add_chat_template(parser)
-    what = "store so many bytes of responses, for previous_response_id (default: none)"
+    text = "store so many bytes of responses, for previous_response_id (default: none)"
     where = ("--store-file", Path, "FILE", None, "where they are stored, texts and all (default: in memory)")
-    add_values(parser, ("--store-responses", size, "SIZE", None, what), where)
-    what = "record prompts and answers there, for `llamarium replay` (mode 0600, not those with store: false)"
-    most = ("--record-size", size, "SIZE", None, "maximum size of that file; then recording stops (default: 1GiB)")
-    add_values(parser, ("--record", Path, "FILE", None, what), most)
+    add_values(parser, ("--store-responses", size, "SIZE", None, text), where)
+    text = "record prompts and answers there, for `llamarium replay` (mode 0600, not those with store: false)"
+    record_size = (
+        "--record-size",
+        size,
+        "SIZE",
+        None,
+        "maximum size of that file; then recording stops (default: 1GiB)",
+    )
+    add_values(parser, ("--record", Path, "FILE", None, text), record_size)
     add_page(parser, access)
     add_flags(parser, Settings, part="answers")
     add_kv_cache(parser)
@@ -85,8 +91,8 @@ def add_served_names(parser: argparse.ArgumentParser) -> None:
 def served_names(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the names of the model in requests; the first one stands in answers."""
     names = tuple(args.served_model_name) or (public_name(args.model, args.adapter, args.adapters),)
-    if both := [name for name in names if name in args.adapters]:
-        raise UsageError(f"argument --adapter: {both[0]} is what the model itself is called; choose another name")
+    if ambiguous := [name for name in names if name in args.adapters]:
+        raise UsageError(f"argument --adapter: {ambiguous[0]} is what the model itself is called; choose another name")
     return names
 
 
@@ -94,10 +100,10 @@ def add_page(parser: argparse.ArgumentParser, access: Group | None = None) -> No
     """Add what the page shows besides the served model; `serve_page` opens it."""
     text = "show the requests of all clients in the page, to every client with a key"
     (access or parser).add_argument("--inspect-requests", action="store_true", help=text)
-    what = "a training run whose checkpoints the page shows; without -m its newest one is the model"
-    add_repeatable(parser, ("--checkpoints", Path, "RUN", what))
-    what = "weights in 16 or 32 bits, such as -m was quantized from: the page measures fewer bits against them"
-    add_repeatable(parser, ("--reference", str, "MODEL", what))
+    text = "a training run whose checkpoints the page shows; without -m its newest one is the model"
+    add_repeatable(parser, ("--checkpoints", Path, "RUN", text))
+    text = "weights in 16 or 32 bits, such as -m was quantized from: the page measures fewer bits against them"
+    add_repeatable(parser, ("--reference", str, "MODEL", text))
 
 
 def _check_compared(args: argparse.Namespace) -> None:

@@ -35,18 +35,21 @@ def add_report_to(parser: argparse.ArgumentParser) -> None:
 def add_settings(parser: argparse.ArgumentParser, kind: type[RunConfig]) -> None:
     """Add `--config FILE` and a flag for every setting of a kind of run: its own first, then what every run has."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings from a TOML file; flags win over it")
-    own, shared = parser.add_argument_group("what is learned"), parser.add_argument_group("how it is learned")
+    own_group, shared_group = (
+        parser.add_argument_group("what is learned"),
+        parser.add_argument_group("how it is learned"),
+    )
     for name in declared(kind):
-        add_overrides(shared if name in declared(RunConfig) else own, kind, name)
+        add_overrides(shared_group if name in declared(RunConfig) else own_group, kind, name)
 
 
-def settings_file(args: argparse.Namespace, own: Path | None = None) -> Path | None:
+def settings_file(args: argparse.Namespace, own_file: Path | None = None) -> Path | None:
     """Return the file that was named, or `own`, the run's (`train.toml`, if not given), where it is to be resumed."""
-    file: Path = own or args.out / "train.toml"
+    file: Path = own_file or args.out / "train.toml"
     return args.config or (file if args.resume and file.exists() else None)
 
 
 def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str, Any]:
     """Return the settings that stand on the command line."""
-    given = {name: getattr(args, name) for name in declared(kind) if hasattr(args, name)}
-    return {name: ",".join(value) if name == "data" else value for name, value in given.items()}
+    settings = {name: getattr(args, name) for name in declared(kind) if hasattr(args, name)}
+    return {name: ",".join(value) if name == "data" else value for name, value in settings.items()}

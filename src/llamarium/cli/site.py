@@ -38,10 +38,10 @@ def run(args: argparse.Namespace) -> int:
 
     site = write_site(args.out, args.model, args.allow_origin, args.lesson, force=args.force)
     if args.json:
-        models = [{"name": one.name, "file": one.file, "bytes": one.bytes} for one in site.models]
+        models = [{"name": model.name, "file": model.file, "bytes": model.bytes} for model in site.models]
         emit({"path": str(site.path), "bytes": site.num_bytes, "models": models})
         return 0
-    names = ", ".join(one.name for one in site.models)
+    names = ", ".join(model.name for model in site.models)
     note(f"wrote {site.path} ({site.num_bytes / 1e6:.1f} MB; {names})")
     note(f"to look at it: python -m http.server --directory {site.path}")
     return 0

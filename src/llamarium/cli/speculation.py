@@ -83,8 +83,8 @@ def load_draft(args: argparse.Namespace, report: Callable[[int, int], None] | No
     """Load the model that `--draft-model` names, as the model is computed, after `load_llama` and with its `report`."""
     from llamarium.api import load
 
-    shown = share_done(f"loading {args.draft_model}") if report is None else nullcontext(report)
-    with shown as progress:
+    reporting = share_done(f"loading {args.draft_model}") if report is None else nullcontext(report)
+    with reporting as progress:
         llama = load(args.draft_path, dtype=args.dtype, device=args.device, progress=progress)
     llama.name = args.draft_model
     return llama

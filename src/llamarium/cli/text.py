@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 _MAX_BYTES = 2**28
 
 
-def add_text(parser: argparse.ArgumentParser, name: str, what: str) -> None:
+def add_text(parser: argparse.ArgumentParser, name: str, subject: str) -> None:
     """Add a text option, positional or with `-p`; `read_text` reads it."""
-    parser.add_argument("text", nargs="?", metavar=name, help=f"{what}; - reads it from standard input")
+    parser.add_argument("text", nargs="?", metavar=name, help=f"{subject}; - reads it from standard input")
     parser.add_argument("-p", "--prompt", metavar=name, help="the same, as an option")
 
 
@@ -45,19 +45,19 @@ def read_standard_input() -> str:
 
 def read_file(name: str) -> str:
     """Read a file without converting line endings."""
-    shown = "standard input" if name == "-" else escape(name)
+    source = "standard input" if name == "-" else escape(name)
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{shown}: no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}; expected a text file in "
-            "UTF-8 (`iconv -t UTF-8` converts others)"
+            f"{source}: no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}; expected a text file "
+            "in UTF-8 (`iconv -t UTF-8` converts others)"
         ) from None
     except OSError as error:
-        raise InputError(f"{shown}: cannot be read: {error.strerror}; expected a text file") from None
+        raise InputError(f"{source}: cannot be read: {error.strerror}; expected a text file") from None
     if not text:
-        raise InputError(f"{shown}: empty; expected text")
+        raise InputError(f"{source}: empty; expected text")
     return text
 
 

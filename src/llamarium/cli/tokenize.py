@@ -71,8 +71,8 @@ def _run_without_places(tokenizer: "Tokenizer", text: str, *, as_json: bool) -> 
     ids = tokenizer.encode(text, add_special_tokens=False)
     tokens = [(i, tokenizer.token_bytes(i)) for i in ids]
     if as_json:
-        shown = [{"id": i, "text": tokenizer.token_text(i), "bytes": list(data)} for i, data in tokens]
-        emit({"text": text, "utf8": list(text.encode()), "ids": ids, "tokens": shown})
+        described = [{"id": i, "text": tokenizer.token_text(i), "bytes": list(data)} for i, data in tokens]
+        emit({"text": text, "utf8": list(text.encode()), "ids": ids, "tokens": described})
         return 0
     rows = ((_quoted(data), str(i), data.hex(" ")) for i, data in tokens)
     show(table("token", "id", "bytes", right=("id",), rows=rows))

@@ -69,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _texts(args: argparse.Namespace) -> list[str]:
-    given = [*args.texts, *args.prompt]
-    if given.count("-") > 1:
+    sources = [*args.texts, *args.prompt]
+    if sources.count("-") > 1:
         raise UsageError("standard input is given twice")
-    texts = [read_standard_input() if text == "-" else text for text in given]
+    texts = [read_standard_input() if text == "-" else text for text in sources]
     texts += [read_file(str(file)) for file in args.file]
     if not texts:
         raise UsageError("no TEXT; give it in quotation marks, or - to read it from standard input")
@@ -96,9 +96,9 @@ def _trace(args: argparse.Namespace, llama: "Llama", text: str, *, first: bool) 
 
 
 def _head(tokens: list[str], positions: tuple[int, ...], *, first: bool) -> None:
-    named = " ".join(f"{position} {tokens[position]} |".replace(" ", "\0") for position in positions)  # one word each
-    shown = filled(named.removesuffix("\0|"), shutil.get_terminal_size().columns).replace("\0", " ")
-    print(("" if first else "\n") + shown + "\n")
+    listed = " ".join(f"{position} {tokens[position]} |".replace(" ", "\0") for position in positions)  # one word each
+    filled_text = filled(listed.removesuffix("\0|"), shutil.get_terminal_size().columns).replace("\0", " ")
+    print(("" if first else "\n") + filled_text + "\n")
 
 
 def _list_shapes(args: argparse.Namespace, text: str, *, first: bool) -> None:
@@ -114,19 +114,23 @@ def _list_shapes(args: argparse.Namespace, text: str, *, first: bool) -> None:
     ids = tokenizer.encode(text)
     shapes = trace_shapes(config, len(ids), names=args.names, layers=args.layers, positions=args.positions)
     if args.json:
-        emit({"token_ids": ids, "activations": {one.key: one.to_dict() for one in shapes}})
+        emit({"token_ids": ids, "activations": {activation.key: activation.to_dict() for activation in shapes}})
         return
     _head([tokenizer.token_text(i) for i in ids], tuple(range(len(ids))), first=first)
     alike: dict[str, list[ActivationShape]] = {}  # of the same shape in all layers: one line
-    for one in shapes:
-        alike.setdefault(parse_key(one.key)[0], []).append(one)
-    shown = table("name", "shape", "bytes", right=("bytes",))
+    for activation in shapes:
+        alike.setdefault(parse_key(activation.key)[0], []).append(activation)
+    result = table("name", "shape", "bytes", right=("bytes",))
     for name, group in alike.items():
-        layers = ranges(layer for one in group if (layer := parse_key(one.key)[1]) is not None)
+        layers = ranges(layer for activation in group if (layer := parse_key(activation.key)[1]) is not None)
         shape = _named(group[0].axes, group[0].shape)
-        shown.add_row(f"layers.{layers}.{name}" if layers else name, shape, size(sum(one.num_bytes for one in group)))
-    shown.add_row("in all", "", size(sum(one.num_bytes for one in shapes)))
-    show(shown)
+        result.add_row(
+            f"layers.{layers}.{name}" if layers else name,
+            shape,
+            size(sum(activation.num_bytes for activation in group)),
+        )
+    result.add_row("in all", "", size(sum(activation.num_bytes for activation in shapes)))
+    show(result)
 
 
 def show_trace(trace: "Trace") -> None:
@@ -134,10 +138,10 @@ def show_trace(trace: "Trace") -> None:
     from llamarium.inspect.shapes import print_key
     from llamarium.runtime.taps import ACTIVATIONS
 
-    shown = table("name", "shape", "mean", "std", "largest", right=("mean", "std", "largest"))
+    result = table("name", "shape", "mean", "std", "largest", right=("mean", "std", "largest"))
     for key, values in trace.arrays.items():
-        shown.add_row(print_key(key), _named(ACTIVATIONS[key[0]].axes, values.shape), *_statistics(values))
-    show(shown)
+        result.add_row(print_key(key), _named(ACTIVATIONS[key[0]].axes, values.shape), *_statistics(values))
+    show(result)
 
 
 def _named(axes: str, shape: tuple[int, ...]) -> str:

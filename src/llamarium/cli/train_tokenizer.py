@@ -91,15 +91,15 @@ def _measure(tokenizer: "Tokenizer", sample: list[str]) -> dict[str, float]:
 
 def prepare_target(folder: Path, *, force: bool) -> None:
     """Make the folder, or refuse it before any work is done."""
-    there = [path.relative_to(folder) for path in _tokenizer_files(folder)]
+    existing = [path.relative_to(folder) for path in _tokenizer_files(folder)]
     if (folder / CONFIG).exists():
         raise OutputError(
             f"{escape(folder)}: a model is here (config.json), whose ids another vocabulary would give other meanings; "
             "choose another folder"
         )
-    if there and not force:
+    if existing and not force:
         raise OutputError(
-            f"{escape(folder)}: {escape(there[0])} is here; choose another folder, or replace it (--force)"
+            f"{escape(folder)}: {escape(existing[0])} is here; choose another folder, or replace it (--force)"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -39,9 +39,13 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
             yield tell
 
     with init_process_group(config) as process_group:
-        is_first, named, out = process_group.is_rank_zero, args.out, args.out.absolute()  # whatever a reward changes to
+        is_first, folder, out = (
+            process_group.is_rank_zero,
+            args.out,
+            args.out.absolute(),
+        )  # whatever a reward changes to
         if is_first and args.resume and not out.exists():
-            note(f"no run in {named} yet: this begins one")
+            note(f"no run in {folder} yet: this begins one")
         with trackers(args.report_to if is_first else (), out) as tracking:
             ending = conduct(
                 lambda: prepared(process_group),
@@ -52,21 +56,21 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
                 watch=watch(tracking),
             )
         if is_first and (args.report or is_report(out / "report.html")):
-            note_paragraph(f"report: {named / write_report(out).name}")
+            note_paragraph(f"report: {folder / write_report(out).name}")
     stopped_by = ending.signal if ending.position.step < config.steps else None
     if is_first:
-        _tell_end(config, ending, named, stopped_by)
+        _tell_end(config, ending, folder, stopped_by)
         if stopped_by is not None or ending.was_over:
             run = "llamarium" if (n := process_group.world_size) == 1 else f"torchrun --nproc-per-node {n} -m llamarium"
             command = type(config).__name__.removesuffix("Config").lower()
             longer = " --patience 0" if ending.position.step < config.steps else " --allow-changes --steps N"
-            what, more = ("train it for longer", longer) if ending.was_over else ("go on with it", "")
-            note_paragraph(f"{what}: {run} {command} --out {shlex.quote(str(named))} --resume{more}")
-        _advise(out / "best" if (out / "best").is_dir() else ending.checkpoint, named, talks=ending.chat)
+            purpose, flags = ("train it for longer", longer) if ending.was_over else ("go on with it", "")
+            note_paragraph(f"{purpose}: {run} {command} --out {shlex.quote(str(folder))} --resume{flags}")
+        _advise(out / "best" if (out / "best").is_dir() else ending.checkpoint, folder, talks=ending.chat)
     return 0 if stopped_by is None else 128 + stopped_by
 
 
-def _tell_end(config: RunConfig, ending: TrainingResult, named: Path, stopped_by: int | None) -> None:
+def _tell_end(config: RunConfig, ending: TrainingResult, folder: Path, stopped_by: int | None) -> None:
     """Print where a run ended, its checkpoint, and its best validation."""
     at, (name, sign) = ending.position, measured(isinstance(config, GRPOConfig))
     best = "" if math.isinf(at.best_loss) else f"; best {name} {sign * at.best_loss:z.4f} at step {at.best_step}"
@@ -75,17 +79,19 @@ def _tell_end(config: RunConfig, ending: TrainingResult, named: Path, stopped_by
     )
     early = f"; ended early: no better one in {config.patience} validations" if at.step < config.steps else ""
     if stopped_by is None:
-        left = "nothing is left to do; " * ending.was_over
-        note_paragraph(f"{left}{counted(at.step, 'step')} done: {named / ending.checkpoint.name}{best}{early}{without}")
+        prefix = "nothing is left to do; " * ending.was_over
+        note_paragraph(
+            f"{prefix}{counted(at.step, 'step')} done: {folder / ending.checkpoint.name}{best}{early}{without}"
+        )
     else:
         by = "Ctrl-C" if stopped_by == signal.SIGINT else signal.Signals(stopped_by).name
-        note_paragraph(f"{by} at step {at.step}: saved {named / ending.checkpoint.name}{best}")
+        note_paragraph(f"{by} at step {at.step}: saved {folder / ending.checkpoint.name}{best}")
 
 
-def _advise(checkpoint: Path, named: Path, *, talks: bool) -> None:
+def _advise(checkpoint: Path, folder: Path, *, talks: bool) -> None:
     """Name commands that use a checkpoint of the folder `named`, as it was given; `talks`: dialogs were learned."""
     is_on_base = is_adapter(checkpoint)
-    name = f"{'--adapter' if is_on_base else '-m'} {shlex.quote(str(named / checkpoint.name))}"
+    name = f"{'--adapter' if is_on_base else '-m'} {shlex.quote(str(folder / checkpoint.name))}"
     note_paragraph(
         f"talk to it: llamarium chat {name}" if talks else f"continue a text with it: llamarium generate {name} TEXT"
     )

@@ -37,19 +37,19 @@ def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
         from rich.live import Live
 
         console = Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
-        board, live, drawn = Board(num_steps), Live(console=console, auto_refresh=False), 0.0
+        board, live, drawn_at = Board(num_steps), Live(console=console, auto_refresh=False), 0.0
 
         def show(event: "Event") -> None:
-            nonlocal drawn
+            nonlocal drawn_at
             board.take(event)
             if event["event"] in ("start", "resume"):
                 note(_about(event))  # above the board, which fits 24 lines without
             elif event["event"] == "alarm":
                 _tell(event, num_steps)
-            if "loss" not in event or event["event"] != "progress" or time.monotonic() - drawn > _REDRAW_S:
+            if "loss" not in event or event["event"] != "progress" or time.monotonic() - drawn_at > _REDRAW_S:
                 live.start()  # not before: a run that is refused has no event
                 live.update(board.draw(), refresh=True)
-                drawn = time.monotonic()
+                drawn_at = time.monotonic()
 
         try:
             yield show
@@ -157,8 +157,8 @@ def sparkline(numbers: Iterable[float]) -> str:
 
 def _preference(event: "Event") -> str:
     """Return the accuracy and the margin of DPO, if present."""
-    said = " ({reward_accuracy:.0%} of pairs right, margin {reward_margin:z.3f})"
-    return said.format_map(event) if "reward_accuracy" in event else ""
+    template = " ({reward_accuracy:.0%} of pairs right, margin {reward_margin:z.3f})"
+    return template.format_map(event) if "reward_accuracy" in event else ""
 
 
 def measured(is_rewarded: bool) -> tuple[str, int]:
@@ -270,8 +270,8 @@ def _about(event: "Event") -> str:
 
 def _mixture(event: "Event") -> str:
     """Say how a mixture stands: "data: 80.0% a.jsonl (1,200 tokens, 1.6 passes an epoch), 20.0% ..."."""
-    said = "{share:.1%} {source} ({tokens:,} tokens, {passes:.3g} passes an epoch)"
-    parts = ", ".join(said.format_map(part) for part in event.get("data", {}).get("sources", ()))
+    template = "{share:.1%} {source} ({tokens:,} tokens, {passes:.3g} passes an epoch)"
+    parts = ", ".join(template.format_map(part) for part in event.get("data", {}).get("sources", ()))
     return parts and f"data: {parts}"
 
 
@@ -285,6 +285,8 @@ def _threads(event: "Event") -> str:
     count, why, seconds = event["threads"], event["threads_why"], dict(event["threads_seconds"])
     if not seconds:
         return counted(count, "thread") + _WITHOUT_TIMING.get(why, f", {why}")
-    rows, own = event["threads_rows"], seconds.pop(str(count))
-    others = ", ".join(f"{counted(int(other), 'thread')}: {value:.2g} s" for other, value in seconds.items())
-    return f"{counted(count, 'thread')}, chosen by timing {counted(rows, 'row')}: {own:.2g} s ({others})"
+    rows, own_seconds = event["threads_rows"], seconds.pop(str(count))
+    other_times = ", ".join(
+        f"{counted(int(num_threads), 'thread')}: {value:.2g} s" for num_threads, value in seconds.items()
+    )
+    return f"{counted(count, 'thread')}, chosen by timing {counted(rows, 'row')}: {own_seconds:.2g} s ({other_times})"

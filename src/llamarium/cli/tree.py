@@ -60,9 +60,13 @@ def _of_stored(folder: Path) -> str | None:
     from llamarium.checkpoints.packed.folder import is_packed_folder
 
     if is_packed_folder(folder):
-        found = open_checkpoint(folder)
-        packed = {key.removesuffix(".weight"): one.dtype for key, one in found.entries.items() if one.is_packed}
-        return tree(found.config, packed=packed)
+        packed_checkpoint = open_checkpoint(folder)
+        packed = {
+            key.removesuffix(".weight"): entry.dtype
+            for key, entry in packed_checkpoint.entries.items()
+            if entry.is_packed
+        }
+        return tree(packed_checkpoint.config, packed=packed)
 
     from llamarium.checkpoints.forms import loading_plan
     from llamarium.checkpoints.huggingface.methods import quantization_of, read_scheme
@@ -140,13 +144,13 @@ def _layer(config: "ModelConfig", path: str, norm: str, linear: Callable[[str, i
 
 def _numbered(layers: list[str]) -> dict[str, str]:
     """Join equal layers that follow each other, as PyTorch's `ModuleList` prints them."""
-    found: dict[str, str] = {}
+    numbered: dict[str, str] = {}
     start = 0
     for layer, run in groupby(layers):
         count = len(list(run))
-        found |= {f"{start}": layer} if count == 1 else {f"{start}-{start + count - 1}": f"{count} x {layer}"}
+        numbered |= {f"{start}": layer} if count == 1 else {f"{start}-{start + count - 1}": f"{count} x {layer}"}
         start += count
-    return found
+    return numbered
 
 
 def _block(kind: str, parts: dict[str, str]) -> str:
@@ -171,8 +175,8 @@ def read_config(name: str) -> "tuple[ModelConfig, tuple[str, ...] | None]":
     try:
         path = resolve(name)
     except ModelNotFoundError:
-        if near := difflib.get_close_matches(name, PRESETS, n=1):
-            raise ModelNotFoundError(f"no preset, file or folder {escape(name)}; did you mean {near[0]}?") from None
+        if similar := difflib.get_close_matches(name, PRESETS, n=1):
+            raise ModelNotFoundError(f"no preset, file or folder {escape(name)}; did you mean {similar[0]}?") from None
         raise
     return open_checkpoint(path).config, None
 

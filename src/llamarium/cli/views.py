@@ -25,15 +25,15 @@ CONTEXT_WIDTH = 68
 
 def step_view(step: "NextStep") -> "RenderableType":
     """Show a generation step: the text so far, and the candidates with an arrow at the sampled one."""
-    shown = table("", "#", "token", "id", "P", "log P", " ", right=("#", "id", "P", "log P"))
+    result = table("", "#", "token", "id", "P", "log P", " ", right=("#", "id", "P", "log P"))
     ranked = [(str(rank), c) for rank, c in enumerate(step.candidates, start=1)]
     if all(c.token_id != step.chosen.token_id for c in step.candidates):  # drawn from further down
         ranked.append(("…", step.chosen))
     for rank, c in ranked:
         arrow = "→" if c.token_id == step.chosen.token_id else ""
         numbers = (str(c.token_id), percent(c.probability), f"{c.logprob:.3f}")
-        shown.add_row(arrow, rank, quote(c.text), *numbers, bar(c.probability))
-    return _stack(_line(f"step {step.step}: {_tail(step.context)}", bold=True), shown, _line())
+        result.add_row(arrow, rank, quote(c.text), *numbers, bar(c.probability))
+    return _stack(_line(f"step {step.step}: {_tail(step.context)}", bold=True), result, _line())
 
 
 def after_view(last: "NextStep") -> "RenderableType":
@@ -43,14 +43,14 @@ def after_view(last: "NextStep") -> "RenderableType":
 
 def score_view(score: "Score") -> "RenderableType":
     """Show each token's conditional probability, and their product."""
-    shown = table("#", "token", "id", "P", "log P", "rank", right=("#", "id", "P", "log P", "rank"))
+    result = table("#", "token", "id", "P", "log P", "rank", right=("#", "id", "P", "log P", "rank"))
     for i, t in enumerate(score.tokens):
         if t.logprob is None:
             values = ("-", "-", "-")
         else:
             values = (percent(math.exp(t.logprob)), f"{t.logprob:.4f}", str(t.rank))
-        shown.add_row(str(i), quote(t.text), str(t.token_id), *values)
-    return _stack(shown, _line(), _chain(score))
+        result.add_row(str(i), quote(t.text), str(t.token_id), *values)
+    return _stack(result, _line(), _chain(score))
 
 
 def _chain(score: "Score") -> "RenderableType":
@@ -66,15 +66,15 @@ def _chain(score: "Score") -> "RenderableType":
     return table("", "", rows=sums.items())
 
 
-def neighbors_view(found: "Neighbors") -> "RenderableType":
+def neighbors_view(nearest: "Neighbors") -> "RenderableType":
     """Show which tokens stood for the words, and the nearest rows."""
-    words = [f"{w.sign} {quote(w.text)} ({w.token_id})" for w in found.query]
+    words = [f"{w.sign} {quote(w.text)} ({w.token_id})" for w in nearest.query]
     rows = (
         (str(rank), quote(n.text), str(n.token_id), f"{n.cosine:.4f}", bar(n.cosine))
-        for rank, n in enumerate(found.neighbors, start=1)
+        for rank, n in enumerate(nearest.neighbors, start=1)
     )
-    shown = table("#", "token", "id", "cosine", "", right=("#", "id", "cosine"), rows=rows)
-    return _stack(_line(" ".join(words).removeprefix("+ "), bold=True), shown)
+    result = table("#", "token", "id", "cosine", "", right=("#", "id", "cosine"), rows=rows)
+    return _stack(_line(" ".join(words).removeprefix("+ "), bold=True), result)
 
 
 def summary_view(summary: "Summary") -> "RenderableType":
@@ -87,27 +87,27 @@ def summary_view(summary: "Summary") -> "RenderableType":
 
 def _config(summary: "Summary") -> "RenderableType":
     c = summary.config
-    shown = table("configuration", "")
-    shown.add_row("layers", f"{c.num_hidden_layers}")
-    shown.add_row("hidden size", f"{c.hidden_size:,}")
-    shown.add_row("intermediate size", f"{c.intermediate_size:,}")
+    result = table("configuration", "")
+    result.add_row("layers", f"{c.num_hidden_layers}")
+    result.add_row("hidden size", f"{c.hidden_size:,}")
+    result.add_row("intermediate size", f"{c.intermediate_size:,}")
     kind = {1: "multi-head", c.num_attention_heads: "multi-query"}.get(c.num_query_groups, "grouped-query")
     heads = f"{c.num_attention_heads} query, {c.num_key_value_heads} key-value ({kind}), {c.head_dim} wide"
-    shown.add_row("attention heads", heads)
-    shown.add_row("vocabulary", f"{c.vocab_size:,}; head {'tied' if c.tie_word_embeddings else 'of its own'}")
-    shown.add_row("context", f"{c.max_position_embeddings:,} tokens")
-    shown.add_row("RoPE", f"theta {c.rope_theta:,g}, {_rope_scaling(c)}")
+    result.add_row("attention heads", heads)
+    result.add_row("vocabulary", f"{c.vocab_size:,}; head {'tied' if c.tie_word_embeddings else 'of its own'}")
+    result.add_row("context", f"{c.max_position_embeddings:,} tokens")
+    result.add_row("RoPE", f"theta {c.rope_theta:,g}, {_rope_scaling(c)}")
     if c.sliding_window is not None:
-        shown.add_row("attention window", f"{c.sliding_window:,} tokens")
+        result.add_row("attention window", f"{c.sliding_window:,} tokens")
     if c.attention_bias or c.mlp_bias:
-        shown.add_row("biases", " and ".join(["attention"] * c.attention_bias + ["MLP"] * c.mlp_bias))
-    shown.add_row("RMSNorm", f"eps {c.rms_norm_eps:g}")
-    shown.add_row("begin, end, padding", f"{_ids(c.bos_token_id)}; {_ids(*c.eos_token_id)}; {_ids(c.pad_token_id)}")
+        result.add_row("biases", " and ".join(["attention"] * c.attention_bias + ["MLP"] * c.mlp_bias))
+    result.add_row("RMSNorm", f"eps {c.rms_norm_eps:g}")
+    result.add_row("begin, end, padding", f"{_ids(c.bos_token_id)}; {_ids(*c.eos_token_id)}; {_ids(c.pad_token_id)}")
     for note in c.notes:
-        shown.add_row("note", note)
+        result.add_row("note", note)
     if summary.why_no_text:
-        shown.add_row("text", f"none: {escape(summary.why_no_text)}")
-    return shown
+        result.add_row("text", f"none: {escape(summary.why_no_text)}")
+    return result
 
 
 def _rope_scaling(config: "ModelConfig") -> str:
@@ -121,33 +121,35 @@ def _rope_scaling(config: "ModelConfig") -> str:
 
 def _parameters(summary: "Summary") -> "RenderableType":
     p = summary.parameters
-    shown = table("parameters", "number", "share", "", right=("number", "share"))
+    result = table("parameters", "number", "share", "", right=("number", "share"))
     for name in ("embedding", "attention", "mlp", "norms", "head"):
         number: int = getattr(p, name)
-        drawn = "the embedding's" if name == "head" and summary.config.tie_word_embeddings else bar(number / p.total)
-        shown.add_row(name, f"{number:,}", percent(number / p.total), drawn)
-    shown.add_row("total", f"{p.total:,}", "", "")
-    return shown
+        share_bar = (
+            "the embedding's" if name == "head" and summary.config.tie_word_embeddings else bar(number / p.total)
+        )
+        result.add_row(name, f"{number:,}", percent(number / p.total), share_bar)
+    result.add_row("total", f"{p.total:,}", "", "")
+    return result
 
 
 def _costs(summary: "Summary") -> "RenderableType":
     context = summary.config.max_position_embeddings
-    shown = table("costs", "")
+    result = table("costs", "")
     for dtype, num_bytes in summary.bytes_by_dtype.items():
-        shown.add_row(f"weights in {escape(dtype)}", size(num_bytes))
+        result.add_row(f"weights in {escape(dtype)}", size(num_bytes))
     if len(summary.bytes_by_dtype) > 1:
-        shown.add_row("weights in all", size(sum(summary.bytes_by_dtype.values())))
+        result.add_row("weights in all", size(sum(summary.bytes_by_dtype.values())))
     for dtype, products in summary.products.items():
-        most, *others = sorted(products, key=lambda by: -len(products[by]))
-        shown.add_row(f"{escape(dtype)} multiplied by", most)
-        for by in others:
-            shown.add_row("  " + ", ".join(map(_short, products[by])), by)
-    shown.add_row("FLOPs per token", _billions(summary.flops_per_token))
+        main_backend, *other_backends = sorted(products, key=lambda by: -len(products[by]))
+        result.add_row(f"{escape(dtype)} multiplied by", main_backend)
+        for by in other_backends:
+            result.add_row("  " + ", ".join(map(_short, products[by])), by)
+    result.add_row("FLOPs per token", _billions(summary.flops_per_token))
     full = summary.flops_per_token_at_full_context
-    shown.add_row(f"  with {context - 1:,} before it", _billions(full))
-    shown.add_row(f"KV cache per token, {summary.kv_dtype}", size(summary.kv_bytes_per_token))
-    shown.add_row(f"  of {context:,} tokens", size(summary.kv_bytes_at_full_context))
-    return shown
+    result.add_row(f"  with {context - 1:,} before it", _billions(full))
+    result.add_row(f"KV cache per token, {summary.kv_dtype}", size(summary.kv_bytes_per_token))
+    result.add_row(f"  of {context:,} tokens", size(summary.kv_bytes_at_full_context))
+    return result
 
 
 def _billions(count: float) -> str:
@@ -169,11 +171,11 @@ def _sources(groups: "Sequence[SourceGroup]") -> "RenderableType":
         del columns["from"]
     if len(files) == 1:
         del columns["file"]
-    shown = table(*columns, rows=zip(*columns.values(), strict=True))
+    result = table(*columns, rows=zip(*columns.values(), strict=True))
     notes = [f"file {i}: {escape(file)}" for i, file in enumerate(files, start=1)]
     if "permuted" in columns[""]:
         notes.append("permuted: the file has the rows in Meta's RoPE order; they were put into half-split order")
-    return _stack(shown, _line(), *map(_line, notes))
+    return _stack(result, _line(), *map(_line, notes))
 
 
 def _short(name: str) -> str:
@@ -186,8 +188,8 @@ def _short(name: str) -> str:
 
 def _type(group: "SourceGroup") -> str:
     """The type in the file and, where it is another, in memory, in the files' spelling."""
-    held = _FILE_SPELLING.get(group.dtype, group.dtype)
-    return escape(held if held == group.stored_dtype else f"{group.stored_dtype} → {held}")
+    in_memory = _FILE_SPELLING.get(group.dtype, group.dtype)
+    return escape(in_memory if in_memory == group.stored_dtype else f"{group.stored_dtype} → {in_memory}")
 
 
 _FILE_SPELLING = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -198,8 +200,8 @@ def _ids(*ids: int | None) -> str:
 
 
 def _tail(context: str) -> str:
-    shown = escape(context, limit=len(context) * 10)
-    return quote(shown if len(shown) <= CONTEXT_WIDTH else f"…{shown[1 - CONTEXT_WIDTH :]}")
+    text = escape(context, limit=len(context) * 10)
+    return quote(text if len(text) <= CONTEXT_WIDTH else f"…{text[1 - CONTEXT_WIDTH :]}")
 
 
 def _line(text: str = "", *, bold: bool = False) -> "RenderableType":

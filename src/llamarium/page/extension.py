@@ -49,7 +49,7 @@ OTHER_ROUTERS = (passes.router, requests.router, course.router, lesson.router)
 
 
 def page(
-    way_in: Ticket | None = None,
+    ticket: Ticket | None = None,
     *,
     inspects_requests: bool = False,
     loaded_with: Callable[[], Mapping[str, str | int | bool]] = dict,
@@ -61,7 +61,7 @@ def page(
     """Return the page: its files at `/`, which need no API key, and the routes below `/inspect`, which do.
 
     Args:
-        way_in: Ticket that a browser can exchange for the API key.
+        ticket: Ticket that a browser can exchange for the API key.
         inspects_requests: Clients with the API key may see the requests of all clients.
         loaded_with: Returns the arguments of `llamarium.load`, except the model's name, that give the same model;
             called once the model is loaded.
@@ -84,10 +84,10 @@ def page(
         app.state.build_folder, app.state.lesson = build_folder, shown_lesson
         for router in (probes.router, *OTHER_ROUTERS):
             app.include_router(router, responses=documented(ErrorBody))
-        if way_in is not None:
-            app.include_router(ticket_routes(way_in), responses=documented(ErrorBody))
+        if ticket is not None:
+            app.include_router(ticket_routes(ticket), responses=documented(ErrorBody))
         app.router.routes.extend(asset_routes(assets))
         app.add_middleware(Instance)
 
     open_paths = set(assets) or {"/"}
-    return Extension(add, frozenset(open_paths if way_in is None else open_paths | {PATH}))
+    return Extension(add, frozenset(open_paths if ticket is None else open_paths | {PATH}))
