@@ -143,7 +143,7 @@ def test_weights_and_inputs_in_few_bits_are_the_librarys(page: Page, served: Run
 def test_where_the_error_grows(page: Page, served: Running, llama: Llama) -> None:
     page.goto(link(served, stage="bits", layer=1, pos=3, type="Q4_1"))
     settled(page)
-    page.get_by_role("button", name="Run it").click()
+    page.get_by_role("group", name="Run it with weights in").get_by_role("button", name="Q4_1").click()
     ids = llama.encode(TEXT)
     exact = streams_as(llama.runner, ids)
     runs = {
