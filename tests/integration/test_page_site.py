@@ -283,6 +283,17 @@ DROP = """async ([name, bytes]) => {
 }"""
 
 
+BARS_OF_THE_DROPPED = """() => {
+    window.shown = [];
+    const note = () => {
+        if (document.querySelector(".site [role=status]").textContent.startsWith("mine, computed"))
+            window.shown.push([...document.querySelectorAll(".bars .share")].map((one) => one.textContent).join());
+    };
+    const everything = { childList: true, subtree: true, characterData: true, attributes: true };
+    new MutationObserver(note).observe(document.body, everything);
+}"""
+
+
 def test_a_dropped_file_is_opened_and_a_damaged_one_leaves_the_model_that_is_open(
     address: str, site: Path, browser: Browser
 ) -> None:
@@ -291,13 +302,20 @@ def test_a_dropped_file_is_opened_and_a_damaged_one_leaves_the_model_that_is_ope
         page.goto(address)
         page.wait_for_selector("main[data-ready]")
         told, bars = page.locator(".site [role=status]"), page.locator(".bars .share")
+        page.get_by_label("Temperature", exact=True).fill("1.5")
+        page.wait_for_selector("main[data-ready]")
         before = bars.all_inner_texts()
         page.evaluate(DROP, ["cut.gguf", list(model[:90_000])])
         expect(told).to_contain_text("the file is damaged or was cut short. shakespeare-char stays open.")
         assert bars.all_inner_texts() == before
+        page.evaluate(BARS_OF_THE_DROPPED)
         page.evaluate(DROP, ["mine.gguf", list(model)])
         expect(told).to_have_text("mine, computed in this browser. Nothing is sent.")
-        expect(bars.first).not_to_have_text(before[0])
+        page.wait_for_selector("main[data-ready]")
+        expect(bars).to_have_count(len(before))
+        shown = page.evaluate("shown")
+        assert ",".join(before) not in shown[shown.index("") :], "bars of the model before"
+        assert shown[-1] == ",".join(bars.all_inner_texts())
         told_of = page.evaluate("async () => (await llamariumBackend('/inspect/model', {})).json()")
         assert told_of["shape"]["L"] == 2
         assert page.get_by_label("Text", exact=True).input_value() == TEXT

@@ -108,6 +108,20 @@ describe("a page", () => {
     session.follow("#stage=norm&pos=99&text=abcdef");
     expect([session.stage, session.pos, session.pass?.tokens.length, asked]).toEqual(["norm", 5, 6, []]);
   });
+  it("shows nothing of the model before once it has opened another one itself, however soon after the last", async () => {
+    let [instance, L] = [1, 2];
+    served((...asked) => ({ ...answering(...asked), ...(asked[1] === "/inspect/model" && { body: { ...MODEL, shape: { ...MODEL.shape, L } } }), headers: { "x-llamarium-instance": String(instance) } }));
+    await session.start();
+    await session.append([{ id: 7, text: "g" }], "f");
+    session.draft = "typed";
+    for (const layers of [3, 4]) {
+      [instance, L] = [instance + 1, layers];
+      const switched = session.switchModel();
+      expect([session.pass, session.model]).toEqual([undefined, undefined]);
+      await switched;
+      expect([session.trouble, session.model?.shape.L, session.text, session.ids, session.pos, session.draft]).toEqual([undefined, layers, "abcdefg", undefined, 6, "typed"]);
+    }
+  });
   it("asks anew when it is told to run, though nothing has changed", async () => {
     await session.start();
     const before = session.pass;

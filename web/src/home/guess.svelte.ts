@@ -45,7 +45,7 @@ export class Guess {
   /** The bars of the pass that is shown; those of an earlier one until its own have come. */
   readonly bars: readonly Bar[] = $derived.by(() => {
     const found = this.next.value;
-    if (!found) return [];
+    if (!found) return (this.#before = []);
     const logits = temperature.value === 1 ? undefined : this.#all.value;
     if (temperature.value !== 1 && logits?.pass !== found.pass) return this.#before;
     const shares = logits && atTemperature(found.candidates, logits.logits, temperature.value);

@@ -23,6 +23,8 @@ const KEY = "llamarium-key";
 const INSTANCE = "x-llamarium-instance"; // as `llamarium/page/instance.py` writes it
 const kept = new Kept(100e6);
 let instance: string | undefined;
+/** How many models the page itself has put in the place of another. */
+let replaced = 0;
 
 /** What every response says of the server: that the key is wrong, that it loads or is gone, or that another process answers now. */
 export const heard = {
@@ -46,6 +48,7 @@ export async function fetched(method: string, path: string, body?: unknown, sign
   const headers: Record<string, string> = key.get() ? { authorization: `Bearer ${key.get()}` } : {};
   if (body !== undefined) headers["content-type"] = "application/json";
   let answer: Response;
+  const askedOf = replaced;
   try {
     answer = await send(path, { method, headers, body: body === undefined ? null : JSON.stringify(body), signal: signal ?? null });
   } catch (error) {
@@ -54,7 +57,7 @@ export async function fetched(method: string, path: string, body?: unknown, sign
     heard.refused(gone);
     throw gone;
   }
-  notice(answer);
+  if (askedOf === replaced) notice(answer); // else it is the model before that has answered
   if (answer.ok) return answer;
   const refused = await refusal(answer);
   if (refused.status === 401 || refused.code === "loading") heard.refused(refused);
@@ -70,6 +73,13 @@ function notice(answer: Response): void {
   if (!isOther) return;
   kept.clear();
   heard.replaced();
+}
+
+/** The page itself has opened another model: nothing that is kept is its answer. */
+export function expectAnother(): void {
+  instance = undefined;
+  replaced++;
+  kept.clear();
 }
 
 async function refusal(answer: Response): Promise<Refusal> {

@@ -14,20 +14,30 @@ export function wait(by: 1 | -1): void {
 
 const asked = $state({ times: 0 });
 
+/** How many models have answered. */
+let models = 0;
+
 /** Ask for everything again that is shown: the server answers once more. What is kept costs nothing. */
 export function renew(): void {
   asked.times++;
 }
 
+/** Ask for everything again, of another model: what is shown is not its, and goes. */
+export function forget(): void {
+  models++;
+  renew();
+}
+
 /**
  * Something that is asked for, and asked for again when what it depends on changes. What was there stays until then, so that nothing
- * jumps; the stage is marked as busy meanwhile.
+ * jumps, unless it is of another model; the stage is marked as busy meanwhile.
  */
 export class Resource<T> {
   value = $state.raw<T | undefined>();
   error = $state.raw<unknown>();
   loading = $state(false);
   #turn = $state(0);
+  #models = models;
 
   /** `ask` reads what it depends on before its first await, and returns null where there is nothing to ask for. */
   constructor(ask: () => Promise<T> | null) {
@@ -39,7 +49,8 @@ export class Resource<T> {
       let isWaiting = answer !== null;
       untrack(() => {
         if (isWaiting) wait(1);
-        else this.value = this.error = undefined;
+        if (!isWaiting || this.#models !== models) this.value = this.error = undefined;
+        this.#models = models;
         this.loading = isWaiting;
       });
       const end = (): void => {

@@ -2,9 +2,9 @@
 
 import { roomOf } from "../rooms";
 import type { ModelView, PassRequest, PassView } from "../schema";
-import { api, heard, key, Refusal } from "./api";
+import { api, expectAnother, heard, key, Refusal } from "./api";
 import { LAST, readLink, writeLink, type How, type View } from "./link";
-import { renew } from "./resource.svelte";
+import { forget, renew } from "./resource.svelte";
 import { Selection } from "./selection.svelte";
 import { Tabs } from "./tabs";
 import { textsFor } from "./texts";
@@ -304,11 +304,25 @@ class Session extends Selection {
     const now = performance.now();
     const isAgain = now - this.#replaced < REPLACED_MS;
     this.#replaced = now;
-    this.#shown = undefined;
-    this.model = undefined;
-    renew();
+    this.#forget();
     if (!isAgain) void this.run();
     else this.fail(new Refusal(0, "several servers answer at this address in turns; the page needs the same one each time", "replaced"));
+  }
+
+  /** Ask another model, which the page itself has opened, about the text: its tokens are others there. */
+  switchModel(): Promise<void> {
+    expectAnother();
+    this.wanted = { ...this.wanted, text: this.text, ids: undefined, answer: "" };
+    this.token = undefined;
+    this.#forget();
+    return this.run({});
+  }
+
+  /** What is shown is of another model. */
+  #forget(): void {
+    this.#shown = undefined;
+    this.model = undefined;
+    forget();
   }
 
   /** Show why something was refused; while the model loads, ask again by itself. */

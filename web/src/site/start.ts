@@ -39,8 +39,8 @@ function open(entry: Entry, file: string | Blob): void {
 
 /** Say how an opening goes on; the page asks again when another model answers. */
 function show(opening: Opening): void {
-  line?.show(opening);
   if (opening.state === "open" && !isFirst) dispatchEvent(new Event(REPLACED));
+  line?.show(opening);
   if (opening.state === "open" || opening.state === "failed") isFirst = false;
 }
 
