@@ -352,7 +352,17 @@ def test_an_opening_is_cancelled_at_once_whatever_is_computed(address: str, site
         expect(page.locator(".site")).to_contain_text("letters, computed in this browser")
 
 
-def test_a_site_whose_model_is_missing_says_so_and_opens_another(address: str, site: Path, browser: Browser) -> None:
+def test_a_site_whose_model_is_missing_says_so_and_opens_it_later_or_another(
+    address: str, site: Path, browser: Browser
+) -> None:
+    with browser.new_page() as page:
+        page.route("**/models/shakespeare-char.gguf", lambda route: route.fulfill(status=404))
+        page.goto(address)
+        expect(page.get_by_role("alert")).to_contain_text("the server answers 404")
+        page.unroute("**/models/shakespeare-char.gguf")
+        page.get_by_role("button", name="Try again").click()
+        page.wait_for_selector("main[data-ready]")
+        expect(page.locator(".site [role=status]")).to_contain_text("shakespeare-char, computed in this browser")
     with browser.new_page() as page:
         page.route("**/models/shakespeare-char.gguf", lambda route: route.fulfill(status=404))
         page.goto(address)

@@ -26,7 +26,7 @@ export class FakeWorker implements EngineWorker {
   }
 
   tell(opening: Partial<Opening>): void {
-    this.#tell("message", { data: { kind: "opening", name: "model", progress: 1, message: "", ...opening } });
+    this.#tell("message", { data: { kind: "opening", name: "model", progress: 1, message: "", isFinal: false, ...opening } });
   }
 
   break(message: string): void {

@@ -6,6 +6,7 @@ import { FakeWorker } from "./fake-worker";
 
 let started: FakeWorker[];
 let told: Opening[];
+let open: string;
 let answers: Answers;
 let workers: Workers;
 
@@ -22,7 +23,10 @@ beforeEach(() => {
   told = [];
   answers = new Answers();
   const start = (): FakeWorker => started[started.push(new FakeWorker()) - 1] as FakeWorker;
-  workers = new Workers(answers, start, (opening) => told.push(opening));
+  workers = new Workers(answers, start, (opening, nowOpen) => {
+    told.push(opening);
+    open = nowOpen;
+  });
 });
 
 describe("a first model", () => {
@@ -46,15 +50,22 @@ describe("a first model", () => {
     workers.open(wanted("second"));
     expect(worker(0).isEnded).toBe(true);
     expect(answering()).toEqual([1]); // which says how far it is
-    worker(1).tell({ state: "open" });
-    expect(told.at(-1)?.state).toBe("open");
+    worker(1).tell({ state: "open", name: "second" });
+    expect([told.at(-1)?.state, open]).toEqual(["open", "second"]);
+  });
+  it("may be tried again by its worker, and cancelled then", () => {
+    workers.open(wanted("first"));
+    worker(0).tell({ state: "failed", message: "the server answers 503" });
+    worker(0).tell({ state: "loading", name: "first" });
+    workers.cancel();
+    expect(told.at(-1)).toMatchObject({ name: "first", message: "first: opening was cancelled" });
   });
 });
 
 describe("a further model", () => {
   beforeEach(() => {
     workers.open(wanted("first"));
-    worker(0).tell({ state: "open" });
+    worker(0).tell({ state: "open", name: "first" });
     void answers.ask("/inspect/passes", { method: "POST", body: '{"text":"a"}' });
     void answers.ask("/inspect/passes", { method: "POST", body: '{"ids":[1]}' });
     workers.open(wanted("second"));
@@ -69,10 +80,11 @@ describe("a further model", () => {
     expect(answering()).toEqual([1]);
   });
   it.each(["loading", "computing"] as const)("is cancelled at once while it is %s, and the one before goes on", (state) => {
-    worker(1).tell({ state });
+    worker(1).tell({ state, name: "second" });
     workers.cancel();
     expect(worker(1).isEnded).toBe(true);
     expect(told.at(-1)).toMatchObject({ name: "second", state: "failed", message: "second: opening was cancelled" });
+    expect(open).toBe("first");
     expect(answering()).toEqual([0]);
     workers.cancel(); // nothing is being opened
     expect(worker(0).isEnded).toBe(false);
@@ -81,6 +93,7 @@ describe("a further model", () => {
     if (how === "broken") worker(1).break("out of memory");
     else worker(1).tell({ name: "second", state: "failed", message: "is damaged" });
     expect(told.at(-1)).toMatchObject({ name: "second", state: "failed" });
+    expect(open).toBe("first");
     expect(worker(1).isEnded).toBe(true);
     expect(answering()).toEqual([0]);
   });
@@ -92,6 +105,7 @@ describe("a further model", () => {
   });
   it("answers on its own where the one before breaks meanwhile", async () => {
     worker(0).break("out of memory");
+    expect(open).toBe("");
     expect((await answers.ask("/health", {})).status).toBe(422);
     worker(1).tell({ state: "open" });
     expect(answering()).toEqual([1]);

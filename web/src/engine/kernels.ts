@@ -49,7 +49,7 @@ export class Kernels {
   /** Compile and start them; EngineError "no-simd" where WebAssembly has no SIMD. */
   static async start(given: Given, threading?: Threading): Promise<Kernels> {
     if (typeof WebAssembly !== "object" || !WebAssembly.validate(SIMD)) {
-      throw new EngineError("no-simd", "this browser has no WebAssembly with SIMD; update it, or use the installed Llamarium");
+      throw new EngineError("no-simd", "this browser has no WebAssembly with SIMD: use Chrome 91, Firefox 89, Safari 16.4 or newer, or install Llamarium with `pip install llamarium`");
     }
     if (threading === undefined || threading.count < 2) return Kernels.alone(given);
     try {

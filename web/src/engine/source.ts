@@ -64,8 +64,10 @@ function ofBlob(blob: Blob, name: string): Reader {
 
 // --- addresses --------------------------------------------------------------------------------------------------------
 
-function failed(name: string, error: unknown): EngineError {
-  return new EngineError("network", `${shown(name)}: cannot be read: ${shown(error)}; check the address, and that its server allows this page (CORS)`);
+function failed(url: URL, name: string, error: unknown): EngineError {
+  const isElsewhere = globalThis.location !== undefined && url.origin !== location.origin;
+  const check = isElsewhere ? "the address, and that its server allows this page (CORS)" : "the connection";
+  return new EngineError("network", `${shown(name)}: cannot be read: ${shown(error)}; check ${check}`);
 }
 
 const rangeOf = (offset: number, length: number): string => `bytes=${offset}-${offset + length - 1}`;
@@ -78,20 +80,21 @@ async function request(url: URL, name: string, range: string | null): Promise<Re
     try {
       const answer = await fetch(url, init);
       if (answer.ok) return answer;
-      problem = new EngineError("network", `${shown(name)}: the server answers ${answer.status}; check the address`);
+      const why = answer.status < 500 ? "it does not have or give this file" : "try again later";
+      problem = new EngineError("network", `${shown(name)}: the server answers ${answer.status}: ${why}`);
       if (answer.status < 500) throw problem;
     } catch (error) {
       if (error instanceof EngineError) throw error;
-      problem = failed(name, error);
+      problem = failed(url, name, error);
     }
     if (tries === TRIES) throw problem;
     await new Promise((resume) => setTimeout(resume, 300 * tries));
   }
 }
 
-async function bodyOf(answer: Response, name: string): Promise<ArrayBuffer> {
+async function bodyOf(answer: Response, url: URL, name: string): Promise<ArrayBuffer> {
   return answer.arrayBuffer().catch((error: unknown) => {
-    throw failed(name, error);
+    throw failed(url, name, error);
   });
 }
 
@@ -106,16 +109,16 @@ function ofRanges(url: URL, name: string, size: number, first: ArrayBuffer): Rea
     }
     const answer = await request(url, name, rangeOf(begin, length));
     if (answer.status !== 206) throw new EngineError("network", `${shown(name)}: the server answers ${answer.status} to a range; try again`);
-    return { begin, bytes: new Uint8Array(await bodyOf(answer, name)) };
+    return { begin, bytes: new Uint8Array(await bodyOf(answer, url, name)) };
   });
 }
 
 /** A file as one stream, of a server that has no ranges. */
-function ofStream(stream: ReadableStreamDefaultReader<Uint8Array>, name: string, size: number): Reader {
+function ofStream(stream: ReadableStreamDefaultReader<Uint8Array>, url: URL, name: string, size: number): Reader {
   let at = 0;
   const next: Next = async () => {
     const { value } = await stream.read().catch((error: unknown) => {
-      throw failed(name, error);
+      throw failed(url, name, error);
     });
     const begin = at, bytes = value ?? new Uint8Array();
     at += bytes.length;
@@ -127,15 +130,15 @@ function ofStream(stream: ReadableStreamDefaultReader<Uint8Array>, name: string,
 async function ofAddress(url: URL, name: string): Promise<Reader> {
   let answer = await request(url, name, rangeOf(0, WINDOW));
   const size = /\/(\d+)$/.exec(answer.headers.get("Content-Range") ?? "")?.[1];
-  if (answer.status === 206 && size !== undefined) return ofRanges(url, name, Number(size), await bodyOf(answer, name));
+  if (answer.status === 206 && size !== undefined) return ofRanges(url, name, Number(size), await bodyOf(answer, url, name));
   if (answer.status === 206) {
     void answer.body?.cancel().catch(() => undefined); // a host that does not tell other sites' pages of which size the file is
     answer = await request(url, name, null);
   }
   const said = Number(answer.headers.get("Content-Length") ?? "");
   const isPacked = answer.headers.has("Content-Encoding"); // then the length is that of what is packed
-  if (answer.status === 200 && said > 0 && !isPacked && answer.body !== null) return ofStream(answer.body.getReader(), name, said);
-  return inMemory(await bodyOf(answer, name), name); // of a length that nobody says
+  if (answer.status === 200 && said > 0 && !isPacked && answer.body !== null) return ofStream(answer.body.getReader(), url, name, said);
+  return inMemory(await bodyOf(answer, url, name), name); // of a length that nobody says
 }
 
 /** Open what holds a model. */

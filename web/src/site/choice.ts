@@ -10,20 +10,18 @@ export interface Chosen {
 
 export class Choice {
   readonly element = element("footer", "site");
-  readonly #told = element("span");
+  readonly #told = element("span", "told");
   readonly #stop = element("button");
-  /** The model that answers. */
-  #open = "";
 
   constructor(models: readonly Entry[], opened: Entry, { open, cancel }: Chosen) {
     this.#told.setAttribute("role", "status");
     Object.assign(this.#stop, { type: "button", textContent: "Cancel", onclick: cancel, hidden: true });
-    this.element.append(this.#told, " ", this.#stop, " ");
+    this.element.append(this.#told, this.#stop);
     for (const { name, bytes } of models.filter((one) => one !== opened)) {
       const link = element("a");
       link.href = `?model=${encodeURIComponent(name)}`;
       link.textContent = `Open ${name} (${(bytes / 1e6).toFixed(1)} MB)`;
-      this.element.append(link, " ");
+      this.element.append(link);
     }
     const label = element("label");
     const input = Object.assign(element("input"), { type: "file", accept: ".gguf" });
@@ -44,15 +42,15 @@ export class Choice {
     });
   }
 
-  /** Say how the opening of a model goes on. */
-  show({ name, state, progress, message }: Opening): void {
-    if (state === "open") this.#open = name;
-    const stays = this.#open ? ` ${this.#open} stays open.` : " Open another model:";
+  /** Say how the opening of a model goes on, beside the one that is open. */
+  show({ name, state, progress, message, isFinal }: Opening, open: string): void {
+    this.#told.classList.toggle("failed", state === "failed");
+    const wayOn = open ? ` ${open} stays open.` : isFinal ? "" : " Open another model:";
     this.#told.textContent = {
       loading: `Opening ${name}: ${Math.round(100 * progress)} %.`,
       computing: `Opening ${name}: computing the text.`,
       open: `${name}, computed in this browser. Nothing is sent.`,
-      failed: `${message}.${stays}`,
+      failed: `${message}.${wayOn}`,
     }[state];
     this.#stop.hidden = state === "open" || state === "failed";
   }
@@ -63,7 +61,7 @@ export function offerThreads(line: HTMLElement, count: number): void {
   const again = element("button");
   again.textContent = `Reload to compute with ${count} threads`;
   again.addEventListener("click", () => location.reload());
-  line.append(" ", again);
+  line.append(again);
 }
 
 function element<K extends keyof HTMLElementTagNameMap>(name: K, className = ""): HTMLElementTagNameMap[K] {

@@ -72,4 +72,6 @@ export interface Opening {
   readonly progress: number;
   /** Why it failed. */
   readonly message: string;
+  /** Whether it failed because of this browser, so that no other file would help. */
+  readonly isFinal: boolean;
 }

@@ -38,9 +38,9 @@ function open(entry: Entry, file: string | Blob): void {
 }
 
 /** Say how an opening goes on; the page asks again when another model answers. */
-function show(opening: Opening): void {
+function show(opening: Opening, nowOpen: string): void {
   if (opening.state === "open" && !isFirst) dispatchEvent(new Event(REPLACED));
-  line?.show(opening);
+  line?.show(opening, nowOpen);
   if (opening.state === "open" || opening.state === "failed") isFirst = false;
 }
 
@@ -52,7 +52,9 @@ function elsewhere(address: string, origins: readonly string[]): Entry | undefin
 }
 
 async function begin(): Promise<void> {
-  const told = (await (await fetch(at("models.json"))).json()) as Models, { models, origins } = told;
+  const answer = await fetch(at("models.json"));
+  if (!answer.ok) throw new Error(`models.json: the server answers ${answer.status}`);
+  const told = (await answer.json()) as Models, { models, origins } = told;
   lesson = told.lesson;
   const wanted = new URLSearchParams(location.search).get("model") ?? "";
   const entry = models.find(({ name }) => name === wanted) ?? elsewhere(wanted, origins) ?? (models[0] as Entry);
@@ -67,5 +69,7 @@ async function begin(): Promise<void> {
   if (isFirstVisit && !crossOriginIsolated && count > 1) void navigator.serviceWorker.ready.then(() => offerThreads(element, count));
 }
 
-begin().catch((error: unknown) => answers.fail(`the site is incomplete: ${String(error)}`));
+begin().catch((error: unknown) => {
+  answers.fail(`the list of models cannot be read (${(error as Error).message}); reload the page, or tell whoever published it`);
+});
 if ("serviceWorker" in navigator) navigator.serviceWorker.register(at("offline.js")).catch(() => undefined); // without it the page needs the network

@@ -20,10 +20,12 @@ type Reply = Pick<FromWorker, "status" | "headers" | "body">;
 const JSON_TYPE = { "content-type": "application/json" };
 
 let state: State = { kind: "loading", progress: 0 };
+/** What is open, or to be. */
+let wanted: Open | undefined;
 /** A question waits so long for the model: a small one is there by then, and of others the page shows the progress. */
 const PATIENCE_MS = 1000;
 let endOpening = (): void => undefined;
-const openingHasEnded = new Promise<void>((done) => (endOpening = done));
+let openingHasEnded = new Promise<void>((done) => (endOpening = done));
 /** Questions that wait; each is answered in a turn of its own, so that those that were left meanwhile are not. */
 const waiting = new Map<number, Ask>();
 
@@ -39,9 +41,16 @@ self.addEventListener("message", ({ data }: MessageEvent<Open | Ask | Leave>) =>
 });
 
 async function ready({ path }: Ask): Promise<void> {
+  if (path === "/inspect/model" && state.kind === "failed" && wanted && mayPass(state.error)) {
+    openingHasEnded = new Promise<void>((done) => (endOpening = done));
+    void open(wanted);
+  }
   if (state.kind !== "loading" || path === "/health") return;
   await Promise.race([openingHasEnded, new Promise((done) => setTimeout(done, PATIENCE_MS))]);
 }
+
+/** Whether another attempt may succeed: whoever asks for the model again, makes one. */
+const mayPass = (error: unknown): boolean => STATUS[(error as { code?: string }).code ?? ""] === 503;
 
 /** The other threads: workers of this one. */
 function threading({ sharedKernels, threads }: Open): Threading {
@@ -82,8 +91,10 @@ async function render(rendering: Rendering): Promise<readonly Written[]> {
 }
 
 async function open(told: Open): Promise<void> {
-  const { name, command, file, kernels, lesson, instance, first } = told;
-  const say = (now: Opening["state"], progress = 1, message = ""): void => port.postMessage({ kind: "opening", name, state: now, progress, message }, []);
+  const { name, command, file, kernels, lesson, instance, first } = (wanted = told);
+  const say = (now: Opening["state"], progress = 1, message = "", isFinal = false): void => {
+    port.postMessage({ kind: "opening", name, state: now, progress, message, isFinal }, []);
+  };
   let shown = -1;
   const onProgress = ({ done, total }: { done: number; total: number }): void => {
     const progress = total ? done / total : 0;
@@ -107,7 +118,7 @@ async function open(told: Open): Promise<void> {
     say("open");
   } catch (error) {
     state = { kind: "failed", error };
-    say("failed", 1, (error as Error).message);
+    say("failed", 1, (error as Error).message, (error as { code?: string }).code === "no-simd");
   }
   endOpening();
 }

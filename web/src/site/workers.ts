@@ -17,8 +17,8 @@ export type Wanted = Omit<Open, "kind" | "instance" | "first">;
 
 export class Workers {
   #answering: EngineWorker;
-  /** Whether its model is open. */
-  #isOpen = false;
+  /** The model that is open in it; empty: none. */
+  #open = "";
   /** What is being opened, and where: for the first model, in the worker that answers. */
   #opening: { readonly name: string; readonly worker: EngineWorker } | undefined;
   #count = 0;
@@ -27,7 +27,7 @@ export class Workers {
   constructor(
     private readonly answers: Answers,
     private readonly start: () => EngineWorker,
-    private readonly told: (opening: Opening) => void,
+    private readonly told: (opening: Opening, open: string) => void,
   ) {
     this.#answering = this.#started();
     answers.use(this.#answering);
@@ -38,7 +38,9 @@ export class Workers {
     worker.addEventListener("message", ({ data }) => {
       if ((data as Partial<Opening>).kind === "opening") this.#hear(worker, data as Opening);
     });
-    worker.addEventListener("error", ({ message }) => this.#lose(worker, `the engine has stopped (${message || "no reason given"})`));
+    worker.addEventListener("error", ({ message }) => {
+      this.#lose(worker, message ? `the engine has stopped: ${message}` : "the engine cannot be loaded, or has stopped");
+    });
     return worker;
   }
 
@@ -49,7 +51,7 @@ export class Workers {
     if (this.#opening) this.#opening.worker.terminate();
     const worker = isFirst ? this.#answering : this.#started();
     this.#opening = { name: wanted.name, worker };
-    if (!this.#isOpen && !isFirst) this.#replace(worker);
+    if (!this.#open && !isFirst) this.#replace(worker);
     worker.postMessage({ ...wanted, kind: "open", instance: this.#count, first: answers.text });
   }
 
@@ -59,14 +61,16 @@ export class Workers {
   }
 
   #hear(worker: EngineWorker, opening: Opening): void {
-    if (worker !== this.#opening?.worker) return;
-    if (opening.state === "open") {
+    const { state, name } = opening;
+    if (worker !== this.#answering && worker !== this.#opening?.worker) return;
+    if (state === "loading") this.#opening = { name, worker }; // also where it is tried again after a failure
+    else if (state !== "computing") this.#opening = undefined;
+    if (state === "open") {
       if (worker !== this.#answering) this.#replace(worker);
-      this.#isOpen = true;
+      this.#open = name;
     }
-    if (opening.state === "open" || opening.state === "failed") this.#opening = undefined;
-    if (opening.state === "failed" && worker !== this.#answering) worker.terminate();
-    this.told(opening);
+    if (state === "failed" && worker !== this.#answering) worker.terminate();
+    this.told(opening, this.#open);
   }
 
   #replace(worker: EngineWorker): void {
@@ -77,14 +81,15 @@ export class Workers {
 
   /** A worker has stopped, or is stopped. */
   #lose(worker: EngineWorker, message: string): void {
+    const opening = this.#opening;
+    const isOpening = opening?.worker === worker;
+    const name = isOpening ? opening.name : this.#open;
     worker.terminate();
+    if (isOpening) this.#opening = undefined;
     if (worker === this.#answering) {
-      this.#isOpen = false;
-      this.answers.fail(`${message}; ${this.#opening ? "open another model" : "reload the page"}`);
+      this.#open = "";
+      this.answers.fail(isOpening ? message : `${message}; reload the page`);
     }
-    if (worker !== this.#opening?.worker) return;
-    const { name } = this.#opening;
-    this.#opening = undefined;
-    this.told({ kind: "opening", name, state: "failed", progress: 1, message });
+    this.told({ kind: "opening", name, state: "failed", progress: 1, message, isFinal: false }, this.#open);
   }
 }
