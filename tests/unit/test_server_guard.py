@@ -19,6 +19,8 @@ from llamarium.cli import serve
 from llamarium.cli.main import main
 from llamarium.engine.engine import MAX_NUM_SEQS
 from llamarium.errors import OptionError
+from llamarium.sampling.parameter import Taker
+from llamarium.sampling.params import parameters_of
 from llamarium.server.app import create_app
 from llamarium.server.hosts import listen
 from llamarium.server.http.access import OPEN_PATHS, Log, host_name
@@ -64,6 +66,21 @@ def test_there_are_the_routes_that_are_expected() -> None:
         "/v1/messages",
         "/v1/messages/count_tokens",
     }
+
+
+def test_every_field_is_described_and_sampling_parameters_by_their_help() -> None:
+    schemas = ask(Settings(), "GET", "/openapi.json").json()["components"]["schemas"]
+    fields = {(model, name): field for model, schema in schemas.items() for name, field in schema["properties"].items()}
+    assert [place for place, field in fields.items() if not field.get("description")] == []
+    takers: dict[str, Taker] = {
+        "ChatRequest": "openai",
+        "CompletionRequest": "openai",
+        "ResponseRequest": "responses",
+        "MessagesRequest": "anthropic",
+    }
+    for model, taker in takers.items():
+        for parameter in parameters_of(taker):
+            assert fields[model, parameter.name]["description"] == parameter.help
 
 
 @pytest.mark.parametrize("given", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer "}])

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -41,39 +41,39 @@ _FAILURES: tuple[tuple[type[errors.LlamariumError], int, str, str], ...] = (
 class Detail(BaseModel):
     """An error in OpenAI's form."""
 
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+    message: str = Field(description="what is wrong, and what to do")
+    type: str = Field(description="class of the error")
+    param: str | None = Field(description="path of the invalid field")
+    code: str | None = Field(description="name of the error, for programs")
 
 
 class ErrorBody(BaseModel):
     """The body of an error response, in OpenAI's form."""
 
-    error: Detail
+    error: Detail = Field(description="the error")
 
 
 class AnthropicCause(BaseModel):
     """OpenAI's `code` of an error, and the path of the field that is at fault."""
 
-    error_code: str | None
-    param: str | None
+    error_code: str | None = Field(description="name of the error, for programs")
+    param: str | None = Field(description="path of the invalid field")
 
 
 class AnthropicDetail(BaseModel):
     """An error in Anthropic's form."""
 
-    type: str
-    message: str
-    details: AnthropicCause | None = None
+    type: str = Field(description="class of the error")
+    message: str = Field(description="what is wrong, and what to do")
+    details: AnthropicCause | None = Field(None, description="cause of the error")
 
 
 class AnthropicErrorBody(BaseModel):
     """The body of an error response, in Anthropic's form."""
 
-    type: Literal["error"]
-    error: AnthropicDetail
-    request_id: str | None
+    type: Literal["error"] = Field(description="kind of the body")
+    error: AnthropicDetail = Field(description="the error")
+    request_id: str | None = Field(description="id of the request, as in the response header")
 
 
 def documented(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

@@ -17,9 +17,11 @@ class Hint:
 
     Attributes:
         kind: Type of its values; None if they are never read.
+        help: Description in the OpenAPI schema, if `kind` makes it a field.
     """
 
     kind: Any = None
+    help: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,12 @@ _CACHED = _hints("cache_control")
 
 _OPENAI: Row = {
     **_hints("prompt_cache_options prompt_cache_retention service_tier"),
-    "metadata": Hint(dict[str, Any]),  # /v1/responses repeats these four in its reply
-    "prompt_cache_key": Hint(str),
-    "safety_identifier": Hint(str),
-    "user": Hint(str),
+    "metadata": Hint(
+        dict[str, Any], "without effect; repeated in responses"
+    ),  # /v1/responses repeats these four in its reply
+    "prompt_cache_key": Hint(str, "name of the conversation, by which Ray Serve chooses a replica"),
+    "safety_identifier": Hint(str, "without effect; repeated in responses"),
+    "user": Hint(str, "without effect; repeated in responses"),
 }
 
 GENERATION: Row = {
@@ -145,14 +149,17 @@ GENERATION: Row = {
 TABLE: Mapping[str, Row] = {
     "headers": _hints("anthropic-beta openai-beta"),
     "generation": GENERATION,
-    "completions": {**_hints("user"), "store": Hint(bool)},
+    "completions": {
+        **_hints("user"),
+        "store": Hint(bool, "false: exclude the texts from records and from the n-gram pool"),
+    },
     "embeddings": _hints("user"),
     "stream_options": _hints("include_obfuscation continuous_usage_stats"),
     "chat": {
         **_OPENAI,
         **_hints("prediction reasoning thinking verbosity"),
-        "store": Hint(bool),
-        "reasoning_effort": Hint(str),
+        "store": Hint(bool, "false: exclude the texts from records and from the n-gram pool"),
+        "reasoning_effort": Hint(str, "value of `reasoning_effort` for chat templates that use it"),
         "audio": _TEXT_ONLY,
         "function_call": Refused("use tool_choice"),
         "functions": Refused("use tools", off=([],)),
@@ -163,8 +170,8 @@ TABLE: Mapping[str, Row] = {
     "chat messages[]": {
         **_CACHED,
         **_hints("annotations context id parsed provider_specific_fields reasoning reasoning_details thinking_blocks"),
-        "name": Hint(str),
-        "reasoning_content": Hint(str),
+        "name": Hint(str, "name of the author, for chat templates that use it"),
+        "reasoning_content": Hint(str, "reasoning before the answer, for chat templates that use it"),
         "function_call": Refused("use tool_calls"),
         "audio": _TEXT_ONLY,
         "images": Refused(_TEXT_ONLY.reason, off=([],)),
@@ -180,7 +187,7 @@ TABLE: Mapping[str, Row] = {
         **dict.fromkeys("parameters input_schema inputSchema".split(), Refused("move it into function")),
     },
     "chat tools[].function": {
-        "return": Hint(dict[str, Any]),
+        "return": Hint(dict[str, Any], "JSON schema of the result, for chat templates that use it"),
         "input_schema": Refused("use parameters"),
         "inputSchema": Refused("use parameters"),
     },
@@ -188,7 +195,7 @@ TABLE: Mapping[str, Row] = {
         **_OPENAI,
         **_hints("client_metadata context_management max_tool_calls truncation"),
         "include": Hint(list[str]),
-        "store": Hint(bool),
+        "store": Hint(bool, "false: exclude the texts from records and from the n-gram pool"),
         "access_programs": Refused("hosted programs are not available"),
         "background_options": Refused("background responses are not implemented"),
         "conversation": Refused("use previous_response_id (--store-responses), or send the whole dialog as input"),
@@ -196,7 +203,10 @@ TABLE: Mapping[str, Row] = {
         "moderation": Refused("moderation is not implemented"),
         "prompt": Refused("stored prompts are not available; use instructions and input"),
     },
-    "responses reasoning": {**_hints("context generate_summary mode summary"), "effort": Hint(str)},
+    "responses reasoning": {
+        **_hints("context generate_summary mode summary"),
+        "effort": Hint(str, "value of `reasoning_effort` for chat templates that use it"),
+    },
     "responses text": _hints("verbosity"),
     "responses tools[]": {
         **_hints("async output_schema allowed_callers defer_loading"),
@@ -229,7 +239,7 @@ TABLE: Mapping[str, Row] = {
         "inference_geo": Refused("the model runs on this machine"),
     },
     "messages prompt": {**_CACHED, **_hints("context_management speed thinking user_profile_id workspace_id")},
-    "messages output_config": {"effort": Hint(str)},
+    "messages output_config": {"effort": Hint(str, "value of `reasoning_effort` for chat templates that use it")},
     "messages content[]": _CACHED,
     "messages content[] of text": _hints("citations"),
     "messages content[] of thinking": _hints("data signature thinking"),

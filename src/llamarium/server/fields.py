@@ -9,12 +9,13 @@ of this server support, as ignoring it would change the answer. `docs/reference/
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
+    Field,
     ModelWrapValidatorHandler,
     Tag,
     ValidationError,
@@ -49,6 +50,13 @@ _DEFAULTS: Mapping[str, Sequence[object]] = {
     "tool_choice": ("auto", "none"),
 }
 """Values equal to omitting the field, besides a parameter's neutral value; `tool_choice` is without tools here."""
+
+ModelName = Annotated[str | None, Field(description="served name of the model or of an adapter (default: the model's)")]
+CacheSalt = Annotated[
+    str | None,
+    Field(min_length=1, description="salt of the prefix cache, which is shared only with requests of the same salt"),
+]
+Streams = Annotated[bool | None, Field(description="true: stream the answer as server-sent events")]
 
 _generating: dict[str, type["Body"]] = {}
 
@@ -169,7 +177,7 @@ def of_table(*holders: str) -> Callable[[type[ModelT]], type[ModelT]]:
     def extended(model: type[ModelT]) -> type[ModelT]:
         new_rows = {name: row for name, row in rows.items() if name not in model.model_fields}
         added: dict[str, Any] = {
-            name: (row.kind | None, None)
+            name: (row.kind | None, Field(None, description=row.help))
             for name, row in new_rows.items()
             if isinstance(row, Hint) and row.kind is not None
         }
@@ -190,7 +198,7 @@ def of_table(*holders: str) -> Callable[[type[ModelT]], type[ModelT]]:
 def with_parameters(
     taker: Taker, field_of: Callable[[Option], tuple[Any, Any]] = lambda parameter: (parameter.kind | None, None)
 ) -> Callable[[type[AnyModelT]], type[AnyModelT]]:
-    """Return a decorator that adds a field for each sampling parameter of a taker.
+    """Return a decorator that adds a field for each sampling parameter of a taker, described by its help text.
 
     Args:
         taker: The interface whose parameters are added.
@@ -198,7 +206,10 @@ def with_parameters(
     """
 
     def extended(model: type[AnyModelT]) -> type[AnyModelT]:
-        added: dict[str, Any] = {parameter.name: field_of(parameter) for parameter in parameters_of(taker)}
+        added: dict[str, Any] = {}
+        for parameter in parameters_of(taker):
+            kind, default = field_of(parameter)
+            added[parameter.name] = (kind, Field(default, description=parameter.help))
         return create_model(model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **added)
 
     return extended

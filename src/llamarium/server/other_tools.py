@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
-from pydantic import Discriminator
+from pydantic import Discriminator, Field
 
 from llamarium.errors import ToolError
 from llamarium.server.fields import Body, of_type
@@ -27,7 +27,7 @@ class OtherTool(Body):
 
     has_no_effect: ClassVar[bool] = True
 
-    type: str | None = None
+    type: str | None = Field(None, description="kind of the tool")
 
     @property
     def label(self) -> str:

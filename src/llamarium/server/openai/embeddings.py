@@ -16,7 +16,7 @@ from llamarium.errors import ContextLengthError
 from llamarium.generation.embedding import Embedding
 from llamarium.server.answering import recording, side_by_side, with_tokenizer
 from llamarium.server.errors import ApiError
-from llamarium.server.fields import Body, of_table
+from llamarium.server.fields import Body, CacheSalt, ModelName, of_table
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import encode, while_listening
 from llamarium.server.lifecycle.service import Service, chosen_model
@@ -34,13 +34,15 @@ MAX_INPUTS = 2048
 class EmbeddingRequest(Body):
     """`POST /v1/embeddings`."""
 
-    input: str | list[str] | list[int] | list[list[int]]
-    model: str | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
+    input: str | list[str] | list[int] | list[list[int]] = Field(description="text, token ids, or a list of either")
+    model: ModelName = None
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="numbers as JSON, or as base64 of little-endian float32"
+    )
+    dimensions: int | None = Field(None, description="length of the vectors; only the model's hidden size is supported")
     # not OpenAI's
-    pooling: Pooling | None = None
-    cache_salt: str | None = Field(None, min_length=1)
+    pooling: Pooling | None = Field(None, description="mean over all tokens, or the last token's state")
+    cache_salt: CacheSalt = None
 
 
 @router.post("/v1/embeddings")

@@ -9,7 +9,7 @@ from llamarium.sampling.keywords import SamplingKeywords
 from llamarium.server.arguments import as_object
 from llamarium.server.dialogs import encode_dialog, misplaced, missing
 from llamarium.server.errors import ApiError
-from llamarium.server.fields import Body, of_table, parameters_in, with_parameters
+from llamarium.server.fields import Body, CacheSalt, ModelName, Streams, of_table, parameters_in, with_parameters
 from llamarium.server.lifecycle.service import Service
 from llamarium.tokenizer.tools.definition import ToolDefinition
 
@@ -22,7 +22,7 @@ _MAX_DIGITS = 10  # keys of `logit_bias` have fewer digits
 class StreamFields(Body):
     """Options of a stream."""
 
-    include_usage: bool | None = None
+    include_usage: bool | None = Field(None, description="true: end the stream with a chunk that has the token counts")
 
 
 @with_parameters("openai")
@@ -31,19 +31,28 @@ class Sampling(Body):
 
     generates: ClassVar[bool] = True
 
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamFields | None = None
-    n: int | None = Field(None, ge=1)
-    max_tokens: int | None = None
-    stop: str | list[str] | None = None
-    logit_bias: dict[str, float] | None = None
+    model: ModelName = None
+    stream: Streams = None
+    stream_options: StreamFields | None = Field(None, description="options of a stream; requires `stream`")
+    n: int | None = Field(
+        None, ge=1, description="number of answers per prompt, 1 to 1,024; above 1 requires a temperature above 0"
+    )
+    max_tokens: int | None = Field(None, description="maximum number of tokens per answer; -1: the rest of the context")
+    stop: str | list[str] | None = Field(None, description="text or texts that end the answer and are not part of it")
+    logit_bias: dict[str, float] | None = Field(
+        None, description="bias added to the logits of tokens, -100 to 100, by token id"
+    )
     # vLLM's
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    cache_salt: str | None = Field(None, min_length=1)
-    return_token_ids: bool | None = None
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    stop_token_ids: list[int] | None = Field(None, description="ids of tokens that end the answer")
+    ignore_eos: bool | None = Field(None, description="true: only `stop` and `stop_token_ids` end the answer")
+    cache_salt: CacheSalt = None
+    return_token_ids: bool | None = Field(None, description="true: also return the token ids of prompt and answer")
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="number of alternatives per prompt token to report with log-probabilities",
+    )
 
 
 def sampler_options(body: Sampling) -> SamplingKeywords:
@@ -73,35 +82,37 @@ def shows_usage(body: Sampling) -> bool:
 class TextPart(Body):
     """A part of a message."""
 
-    type: Literal["text"]
-    text: str
+    type: Literal["text"] = Field(description="kind of the part")
+    text: str = Field(description="text of the part")
 
 
 @of_table("chat messages[].tool_calls[].function")
 class CalledFunction(Body):
     """Name and arguments of a call."""
 
-    name: str
-    arguments: str
+    name: str = Field(description="name of the function")
+    arguments: str = Field(description="arguments as the text of a JSON object")
 
 
 @of_table("chat messages[].tool_calls[]")
 class MessageToolCall(Body):
     """A call in a message of the assistant."""
 
-    id: str = Field(min_length=1)
-    type: Literal["function"]
-    function: CalledFunction
+    id: str = Field(min_length=1, description="id of the call, which its result repeats")
+    type: Literal["function"] = Field(description="kind of the tool")
+    function: CalledFunction = Field(description="called function")
 
 
 @of_table("chat messages[]")
 class Message(Body):
     """A message of a dialog."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[MessageToolCall] | None = Field(None, min_length=1)
-    tool_call_id: str | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="author of the message; `developer` is `system`"
+    )
+    content: str | list[TextPart] | None = Field(None, description="text, or a list of text parts")
+    tool_calls: list[MessageToolCall] | None = Field(None, min_length=1, description="calls of the assistant")
+    tool_call_id: str | None = Field(None, description="id of the call that a message of role `tool` answers")
 
     def plain(self, where: str) -> dict[str, Any]:
         """Return the message as a dictionary, its content as text or parts; `where` is its path in the request."""

@@ -22,46 +22,52 @@ class JsonSchema(Body):
     `strict` refuses those keywords, and closes objects (`--open-objects`).
     """
 
-    name: str | None = None  # without effect
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
+    name: str | None = Field(None, description="name of the schema; without effect")  # without effect
+    description: str | None = Field(None, description="description of the schema; without effect")
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="JSON schema of the answer")
+    strict: bool | None = Field(
+        None, description="true: reject a schema that cannot be enforced completely, and close objects"
+    )
 
 
 class ResponseFormat(Body):
     """OpenAI's form: any text, any JSON object, or a JSON schema; `schema` is llama-server's place for it."""
 
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description="any text, any JSON object, or a JSON schema"
+    )
+    json_schema: JsonSchema | None = Field(None, description="schema of the answer and its name")
+    schema_: dict[str, Any] | None = Field(
+        None, alias="schema", description="JSON schema of the answer, as in llama-server"
+    )
 
 
 class StructuredOutputs(Body):
     """vLLM's form: one of these; `grammar` is in llama.cpp's notation (GBNF), or in Lark's."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
-    json_object: Literal[True] | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    lark: str | None = None
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="JSON schema, as an object or its text")
+    json_object: Literal[True] | None = Field(None, description="true: any JSON object")
+    regex: str | None = Field(None, description="regular expression of the whole answer")
+    choice: list[str] | None = Field(None, description="texts of which the answer is one")
+    grammar: str | None = Field(None, description="grammar in GBNF, or in Lark's notation")
+    lark: str | None = Field(None, description="grammar in Lark's notation")
 
 
 class Formed(Sampling):
     """The fields of an answer's form, for both kinds of completions."""
 
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    response_format: ResponseFormat | None = Field(None, description="output format, as in OpenAI's API")
+    structured_outputs: StructuredOutputs | None = Field(None, description="output format, as in vLLM")
     # llama-server's and SGLang's
-    json_schema: dict[str, Any] | str | None = None
-    grammar: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
+    json_schema: dict[str, Any] | str | None = Field(None, description="JSON schema of the answer, as in llama-server")
+    grammar: str | None = Field(None, description="grammar of the answer, in GBNF or Lark's notation")
+    regex: str | None = Field(None, description="regular expression of the answer, as in SGLang")
+    ebnf: str | None = Field(None, description="grammar of the answer, as in SGLang")
     # earlier versions of vLLM
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
+    guided_json: dict[str, Any] | str | None = Field(None, description="earlier name of `structured_outputs.json`")
+    guided_regex: str | None = Field(None, description="earlier name of `structured_outputs.regex`")
+    guided_choice: list[str] | None = Field(None, description="earlier name of `structured_outputs.choice`")
+    guided_grammar: str | None = Field(None, description="earlier name of `structured_outputs.grammar`")
 
 
 def form_of(body: Formed) -> Form | None:

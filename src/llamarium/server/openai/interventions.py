@@ -43,19 +43,23 @@ class Steering(Body):
         positions: Of the text, prompt and answer, where it is added; all where left out.
     """
 
-    layer: int
-    strength: float = Field(1.0, ge=-1000, le=1000)
-    vector: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
-    toward: str | None = None
-    away: str | None = None
-    positions: _Positions | None = None
+    layer: int = Field(description="layer after which the vector is added")
+    strength: float = Field(1.0, ge=-1000, le=1000, description="factor of the vector, -1000 to 1000")
+    vector: list[Annotated[float, Field(allow_inf_nan=False)]] | None = Field(
+        None, description="vector of the model's hidden size"
+    )
+    toward: str | None = Field(None, description="prompt to steer toward; the vector is its difference to `away`")
+    away: str | None = Field(None, description="prompt to steer away from")
+    positions: _Positions | None = Field(None, description="positions at which the vector is added (default: all)")
 
 
 class Ablation(Body):
     """What adds nothing: heads by layer and head, as in "3.2", and MLPs by layer."""
 
-    heads: list[Annotated[str, Field(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]] = Field([], max_length=256)
-    mlps: list[int] = Field([], max_length=256)
+    heads: list[Annotated[str, Field(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]] = Field(
+        [], max_length=256, description='attention heads to remove, as "layer.head"'
+    )
+    mlps: list[int] = Field([], max_length=256, description="layers whose MLPs are removed")
 
 
 class Wanted(Body):
@@ -64,8 +68,8 @@ class Wanted(Body):
     The answer's own positions follow those of the prompt.
     """
 
-    layers: _Layers
-    positions: _Positions = Field([-1])
+    layers: _Layers = Field(description="layers after which the residual stream is read")
+    positions: _Positions = Field([-1], description="positions to read; negative ones count from the prompt's end")
 
     def places(self, num_prompt: int) -> Places:
         """Return the layers and absolute positions for a prompt of `num_prompt` tokens."""
@@ -75,16 +79,22 @@ class Wanted(Body):
 class WantedLens(Wanted):
     """Where the head reads the stream; `k` tokens of each place, the most probable first."""
 
-    k: int = Field(5, ge=1, le=50)
+    k: int = Field(5, ge=1, le=50, description="number of most likely tokens per position")
 
 
 class Intervened(Formed):
     """The fields about interventions and hidden states, for both kinds of completions."""
 
-    steer: Steering | Annotated[list[Steering], Field(min_length=1, max_length=16)] | None = None
-    ablate: Ablation | None = None
-    hidden_states: Wanted | None = None
-    lens: WantedLens | None = None
+    steer: Steering | Annotated[list[Steering], Field(min_length=1, max_length=16)] | None = Field(
+        None, description="vectors added to the residual stream; requires `--allow-interventions`"
+    )
+    ablate: Ablation | None = Field(
+        None, description="attention heads and MLPs to remove; requires `--allow-interventions`"
+    )
+    hidden_states: Wanted | None = Field(
+        None, description="residual stream to return; requires `--allow-interventions`"
+    )
+    lens: WantedLens | None = Field(None, description="logit lens to return; requires `--allow-interventions`")
 
 
 INTERVENTION_FIELDS = frozenset(Intervened.__annotations__)

@@ -27,15 +27,17 @@ MAX_ADAPTERS = 64
 class LoadRequest(Body):
     """`POST /v1/load_lora_adapter`; `load_inplace` replaces an adapter of this name."""
 
-    lora_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")
-    lora_path: str = Field(min_length=1, max_length=4096)
-    load_inplace: bool = False
+    lora_name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$", description="name of the adapter in requests"
+    )
+    lora_path: str = Field(min_length=1, max_length=4096, description="folder of the adapter, below `--adapter-dir`")
+    load_inplace: bool = Field(False, description="true: replace an adapter of this name")
 
 
 class UnloadRequest(Body):
     """`POST /v1/unload_lora_adapter`."""
 
-    lora_name: str
+    lora_name: str = Field(description="name of the adapter")
 
 
 @router.get("/v1/models")

@@ -16,29 +16,42 @@ class ChatRequest(Intervened):
 
     dialog: ClassVar[str | None] = "messages"
 
-    messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    messages: list[Message] = Field(min_length=1, description="dialog, oldest message first")
+    max_completion_tokens: int | None = Field(None, description="another name of `max_tokens`")
+    logprobs: bool | None = Field(None, description="true: return log-probabilities of the answer's tokens")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="number of alternatives per token to report; requires `logprobs`"
+    )
 
-    reasoning_effort: str | None = None  # listed in the field table
+    reasoning_effort: str | None = Field(
+        None, description="value for chat templates that use this variable"
+    )  # listed in the field table
     # vLLM's
-    documents: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = Field(None, description="documents for chat templates that use them (RAG)")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the chat template, by name")
+    add_generation_prompt: bool | None = Field(
+        None, description="false: end the prompt with the last message, without the header of an answer"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="true: continue the last message, which is the assistant's"
+    )
 
-    modalities: list[Literal["text"]] | None = None
-    tools: list[AnyTool] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = Field(None, description="kinds of output; only text is supported")
+    tools: list[AnyTool] | None = Field(None, description="tools that the model may call")
+    tool_choice: ToolChoice | None = Field(None, description="whether tools may or must be called, and which")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call per answer")
 
 
 @of_table("generation", "completions", "text completions")
 class CompletionRequest(Intervened):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
-    echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    best_of: int | None = None
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="text, token ids, or a list of either")
+    echo: bool | None = Field(None, description="true: return the prompt before the answer")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="number of most likely tokens per position to report with log-probabilities",
+    )
+    best_of: int | None = Field(None, description="number of candidates; only the value of `n` is supported")

@@ -17,18 +17,18 @@ from llamarium.tokenizer.tools.request import ToolRequest
 class Function(Body):
     """A function that the model may call."""
 
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    name: str = Field(description="name of the function")
+    description: str | None = Field(None, description="what the function does and when to call it")
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments")
+    strict: bool | None = Field(None, description="true: calls follow the schema exactly, or the request is rejected")
 
 
 @of_table("chat tools[]")
 class Tool(Body):
     """A tool."""
 
-    type: Literal["function"] | None = None
-    function: Function
+    type: Literal["function"] | None = Field(None, description="kind of the tool")
+    function: Function = Field(description="function that the client runs")
 
     def function_object(self) -> Mapping[str, Any]:
         """Return the function as OpenAI's object."""
@@ -41,31 +41,33 @@ AnyTool = Annotated[Annotated[Tool, FUNCTION] | Annotated[OtherTool, OTHER], by_
 class Name(Body):
     """A function, by its name."""
 
-    name: str
+    name: str = Field(description="name of the function")
 
 
 class NamedTool(Body):
     """A tool, by its name."""
 
-    type: Literal["function"]
-    function: Name
+    type: Literal["function"] = Field(description="kind of the tool")
+    function: Name = Field(description="function to call")
 
 
 class AllowedTools(Body):
     """Some of the tools, and whether one has to be called."""
 
-    mode: Literal["auto", "required"]
+    mode: Literal["auto", "required"] = Field(
+        description="`auto`: a tool may be called; `required`: one must be called"
+    )
     tools: list[Annotated[Annotated[NamedTool, FUNCTION] | Annotated[OtherTool, OTHER], by_kind("function")]] = Field(
-        min_length=1
+        min_length=1, description="tools that may be called"
     )
 
 
 class ChosenTools(Body):
     """One tool that has to be called, or the choice between some."""
 
-    type: Literal["function", "allowed_tools"]
-    function: Name | None = None
-    allowed_tools: AllowedTools | None = None
+    type: Literal["function", "allowed_tools"] = Field(description="one function, or a choice between some tools")
+    function: Name | None = Field(None, description="function that must be called")
+    allowed_tools: AllowedTools | None = Field(None, description="tools that may be called")
 
 
 ToolChoice = Literal["auto", "none", "required"] | ChosenTools

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, cast
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 
 from llamarium.engine.prefix import root_key
 from llamarium.errors import LlamariumError
@@ -29,8 +30,8 @@ _NO_OWNER = b""
 class ExplainRequest(Body):
     """`POST /v1/cache/explain`: two requests for chat completions, in their order."""
 
-    earlier: ChatRequest
-    now: ChatRequest
+    earlier: ChatRequest = Field(description="body of the earlier chat completion")
+    now: ChatRequest = Field(description="body of the later chat completion")
 
     @classmethod
     def check_length(cls, value: Any, limit: int) -> None:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from llamarium.server.answering import with_tokenizer
 from llamarium.server.errors import ApiError
-from llamarium.server.fields import Body
+from llamarium.server.fields import Body, ModelName
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.lifecycle.service import Service, chosen_model
 from llamarium.server.openai.fields import Message, dialog_ids
@@ -24,13 +24,15 @@ class TokenizeRequest(Body):
 
     dialog: ClassVar[str | None] = "messages"
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
-    tools: list[AnyTool] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    return_token_strs: bool | None = None
+    model: ModelName = None
+    prompt: str | None = Field(None, description="text to encode")
+    messages: list[Message] | None = Field(None, min_length=1, description="dialog to encode instead of a text")
+    tools: list[AnyTool] | None = Field(None, description="tools of the dialog")
+    add_special_tokens: bool | None = Field(None, description="false: do not add BOS to the text")
+    add_generation_prompt: bool | None = Field(
+        None, description="false: end with the last message, without the header of an answer"
+    )
+    return_token_strs: bool | None = Field(None, description="true: also return the text of each token")
 
     def check(self) -> None:
         """Refuse fields without effect."""
@@ -49,8 +51,8 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """`POST /detokenize`."""
 
-    model: str | None = None
-    tokens: list[int]
+    model: ModelName = None
+    tokens: list[int] = Field(description="token ids to decode")
 
 
 class TemplateRequest(Body):
@@ -58,10 +60,12 @@ class TemplateRequest(Body):
 
     dialog: ClassVar[str | None] = "messages"
 
-    model: str | None = None
-    messages: list[Message] = Field(min_length=1)
-    tools: list[AnyTool] | None = None
-    add_generation_prompt: bool = True
+    model: ModelName = None
+    messages: list[Message] = Field(min_length=1, description="dialog, oldest message first")
+    tools: list[AnyTool] | None = Field(None, description="tools of the dialog")
+    add_generation_prompt: bool = Field(
+        True, description="false: end with the last message, without the header of an answer"
+    )
 
 
 def _offered(tools: list[AnyTool] | None) -> Sequence[ToolDefinition]:

@@ -13,8 +13,8 @@ from llamarium.server.fields import Body, by_type, of_table, of_type
 class InputPart(Body):
     """A part of a text."""
 
-    type: Literal["input_text", "output_text"]
-    text: str
+    type: Literal["input_text", "output_text"] = Field(description="kind of the part")
+    text: str = Field(description="text of the part")
 
 
 @of_table("responses input[] of message")
@@ -22,28 +22,30 @@ class InputPart(Body):
 class MessageItem(Body):
     """A message."""
 
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputPart]
+    type: Literal["message"] = Field("message", description="kind of the item")
+    role: Literal["user", "assistant", "system", "developer"] = Field(
+        description="author of the message; `developer` is `system`"
+    )
+    content: str | list[InputPart] = Field(description="text, or a list of text parts")
 
 
 @of_table("responses input[]", "responses input[] of call")
 class FunctionCallItem(Body):
     """A call of the assistant."""
 
-    type: Literal["function_call"]
-    call_id: str = Field(min_length=1)
-    name: str
-    arguments: str
+    type: Literal["function_call"] = Field(description="kind of the item")
+    call_id: str = Field(min_length=1, description="id of the call, which its result repeats")
+    name: str = Field(description="name of the function")
+    arguments: str = Field(description="arguments as the text of a JSON object")
 
 
 @of_table("responses input[]", "responses input[] of output")
 class FunctionCallOutputItem(Body):
     """The result of a call."""
 
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[InputPart]
+    type: Literal["function_call_output"] = Field(description="kind of the item")
+    call_id: str = Field(description="id of the call")
+    output: str | list[InputPart] = Field(description="result of the call, as text")
 
 
 @of_table("responses input[] of reasoning")
@@ -51,7 +53,7 @@ class FunctionCallOutputItem(Body):
 class ReasoningItem(Body):
     """What another model thought before its answer; it is no part of the dialog."""
 
-    type: Literal["reasoning"]
+    type: Literal["reasoning"] = Field(description="kind of the item")
 
 
 Item = Annotated[

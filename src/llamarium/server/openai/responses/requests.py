@@ -8,7 +8,7 @@ from llamarium.sampling.grammar.description import Grammar
 from llamarium.server.answering import Form
 from llamarium.server.dialogs import missing
 from llamarium.server.errors import ApiError
-from llamarium.server.fields import Body, by_type, of_table, of_type, with_parameters
+from llamarium.server.fields import Body, CacheSalt, ModelName, Streams, by_type, of_table, of_type, with_parameters
 from llamarium.server.openai.fields import MAX_LOGPROBS
 from llamarium.server.openai.forms import schema_reader
 from llamarium.server.openai.responses.items import Item
@@ -26,11 +26,11 @@ NAMES = {
 class FunctionTool(Body):
     """A function that the model may call."""
 
-    type: Literal["function"] | None = None
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    type: Literal["function"] | None = Field(None, description="kind of the tool")
+    name: str = Field(description="name of the function")
+    description: str | None = Field(None, description="what the function does and when to call it")
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments")
+    strict: bool | None = Field(None, description="true: calls follow the schema exactly, or the request is rejected")
 
     def function_object(self) -> dict[str, Any]:
         """Return the function in the format of chat completions."""
@@ -48,8 +48,8 @@ AnyTool = Annotated[Annotated[FunctionTool, FUNCTION] | Annotated[OtherTool, OTH
 class NamedFunction(Body):
     """A function, by its name."""
 
-    type: Literal["function"]
-    name: str
+    type: Literal["function"] = Field(description="kind of the tool")
+    name: str = Field(description="name of the function")
 
     def to_chat(self) -> dict[str, Any]:
         """Return the choice in the format of chat completions."""
@@ -59,10 +59,12 @@ class NamedFunction(Body):
 class AllowedFunctions(Body):
     """The choice between some of the tools."""
 
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
+    type: Literal["allowed_tools"] = Field(description="kind of the choice")
+    mode: Literal["auto", "required"] = Field(
+        description="`auto`: a tool may be called; `required`: one must be called"
+    )
     tools: list[Annotated[Annotated[NamedFunction, FUNCTION] | Annotated[OtherTool, OTHER], by_kind("function")]] = (
-        Field(min_length=1)
+        Field(min_length=1, description="tools that may be called")
     )
 
     def to_chat(self) -> dict[str, Any] | str:
@@ -86,25 +88,31 @@ class TextFormat(Body):
     `strict` refuses those keywords, and closes objects (`--open-objects`).
     """
 
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None  # without effect
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description="any text, any JSON object, or a JSON schema"
+    )
+    name: str | None = Field(None, description="name of the schema; without effect")  # without effect
+    description: str | None = Field(None, description="description of the schema; without effect")
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="JSON schema of the answer")
+    strict: bool | None = Field(
+        None, description="true: reject a schema that cannot be enforced completely, and close objects"
+    )
 
 
 @of_table("responses text")
 class TextConfig(Body):
     """The format of an answer."""
 
-    format: TextFormat | None = None
+    format: TextFormat | None = Field(None, description="output format")
 
 
 @of_table("responses reasoning")
 class Reasoning(Body):
     """How the model reasons before its answer."""
 
-    effort: str | None = None  # listed in the field table
+    effort: str | None = Field(
+        None, description="value of `reasoning_effort` for chat templates that use it"
+    )  # listed in the field table
 
 
 @of_table("stream_options")
@@ -121,25 +129,34 @@ class ResponseRequest(Body):
 
     dialog: ClassVar[str | None] = "input"
 
-    input: str | list[Item]
-    model: str | None = None
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    text: TextConfig | None = None
-    tools: list[AnyTool] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    include: list[str] | None = None  # values listed in the field table
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    stream: bool | None = None
-    stream_options: ResponseStreamFields | None = None
+    input: str | list[Item] = Field(description="text, or a list of items")
+    model: ModelName = None
+    instructions: str | None = Field(None, description="system message before `input`")
+    max_output_tokens: int | None = Field(
+        None, description="maximum number of tokens of the answer (default: the rest of the context)"
+    )
+    text: TextConfig | None = Field(None, description="output format")
+    tools: list[AnyTool] | None = Field(None, description="tools that the model may call")
+    tool_choice: ToolChoice | None = Field(None, description="whether tools may or must be called, and which")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call per answer")
+    include: list[str] | None = Field(
+        None, description="`message.output_text.logprobs`: return log-probabilities of the answer's tokens"
+    )  # values listed in the field table
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="number of alternatives per token to report; requires log-probabilities in `include`",
+    )
+    stream: Streams = None
+    stream_options: ResponseStreamFields | None = Field(None, description="options of a stream; requires `stream`")
 
-    background: Literal[False] | None = None
-    previous_response_id: str | None = None
-    reasoning: Reasoning | None = None
-    store: bool | None = None
+    background: Literal[False] | None = Field(None, description="only false is supported")
+    previous_response_id: str | None = Field(None, description="id of a stored response that `input` continues")
+    reasoning: Reasoning | None = Field(None, description="options for chat templates of reasoning models")
+    store: bool | None = Field(None, description="true: store the response; requires `--store-responses`")
     # not OpenAI's
-    cache_salt: str | None = Field(None, min_length=1)
+    cache_salt: CacheSalt = None
 
 
 def form_of(body: ResponseRequest) -> Form | None:
