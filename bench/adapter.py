@@ -45,19 +45,19 @@ def main() -> None:
         adapted = llamarium.load(adapter=folder, device="cpu")
     base = llamarium.load(options.model, device="cpu")
     prompt = token_ids(base.config.vocab_size, options.prompt_tokens)
-    found = common.alternate(
+    medians = common.alternate(
         options.rounds,
         {
             "adapter": lambda: ours(adapted.runner, prompt, options.new_tokens),
             "base": lambda: ours(base.runner, prompt, options.new_tokens),
         },
     )
-    ratio = found["adapter / base"]["tokens_per_s"]
+    ratio = medians["adapter / base"]["tokens_per_s"]
     rows = [
-        {"runs": name, "tokens/s": found[name]["tokens_per_s"], "of the base": ratio if name == "adapter" else 1.0}
+        {"runs": name, "tokens/s": medians[name]["tokens_per_s"], "of the base": ratio if name == "adapter" else 1.0}
         for name in ("adapter", "base")
     ]
-    common.report(f"adapter-{Path(options.model).name}", options, rows, found)
+    common.report(f"adapter-{Path(options.model).name}", options, rows, medians)
 
 
 if __name__ == "__main__":

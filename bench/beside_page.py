@@ -51,12 +51,12 @@ def first_token_s(client: httpx.Client) -> float:
     """Return the seconds until a chat's first token, of 16."""
     text = f"{next(_numbers)}: name a colour, please."
     body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 16, "stream": True}
-    began, found = time.monotonic(), 0.0
+    began, first_s = time.monotonic(), 0.0
     with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         for line in answer.iter_lines():
-            if not found and '"content":"' in line and '"content":""' not in line:
-                found = time.monotonic() - began
-    return found
+            if not first_s and '"content":"' in line and '"content":""' not in line:
+                first_s = time.monotonic() - began
+    return first_s
 
 
 def grid_s(client: httpx.Client) -> float:
@@ -78,12 +78,12 @@ def main() -> None:
         for _ in range(options.rounds):
             alone = [first_token_s(client) for _ in range(10)]
             grid = pool.submit(grid_s, client)
-            beside: list[float] = []
+            with_grid: list[float] = []
             while not grid.done():
-                beside.append(first_token_s(client))
+                with_grid.append(first_token_s(client))
             rows.append({
-                "alone s": median(alone), "beside s": median(beside), "ratio": median(beside) / median(alone),
-                "worst s": max(beside), "chats": len(beside), "grid s": grid.result(),
+                "alone s": median(alone), "beside s": median(with_grid), "ratio": median(with_grid) / median(alone),
+                "worst s": max(with_grid), "chats": len(with_grid), "grid s": grid.result(),
             })  # fmt: skip
     common.report("beside-page", options, rows, {"rows": rows, "ratio": median(row["ratio"] for row in rows)})
 

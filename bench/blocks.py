@@ -36,12 +36,16 @@ def main() -> None:
         prompt = [source.randrange(config.vocab_size) for _ in range(options.prompt_tokens.draw(source))]
         params = SamplingParams(max_tokens=options.max_tokens.draw(source), temperature=0)
         engine.add(Request(prompt[:8192], params))
-    held = used = 0
+    computed_slots = used_slots = 0
     while not engine.is_idle:
         engine.step()
-        held += sum(sequence.num_computed for sequence in engine.sequences)
-        used += engine.snapshot().used_blocks * options.block_size
-    row = {"block size": options.block_size, "mean tokens": held / engine.counts.steps, "wasted": 1 - held / used}
+        computed_slots += sum(sequence.num_computed for sequence in engine.sequences)
+        used_slots += engine.snapshot().used_blocks * options.block_size
+    row = {
+        "block size": options.block_size,
+        "mean tokens": computed_slots / engine.counts.steps,
+        "wasted": 1 - computed_slots / used_slots,
+    }
     options.prompt_tokens, options.max_tokens = options.prompt_tokens.spelling, options.max_tokens.spelling
     common.report("blocks", options, [row], {"rows": [row]})
 

@@ -42,12 +42,14 @@ def busy_seconds() -> float:
 
 def train(options: Any, folder: Path, side: str, busy: int) -> dict[str, float]:
     """Run a command once, and return seconds a step, the threads, and what else went on."""
-    every = f"--steps {options.steps} --log-every 1 --eval-every 10000 --sample-every 0 --save-every 10000 --device cpu"
-    command = [*WORK[options.work], *every.split(), "--out", f"run-{time.monotonic_ns()}", "--json"]
+    shared_options = (
+        f"--steps {options.steps} --log-every 1 --eval-every 10000 --sample-every 0 --save-every 10000 --device cpu"
+    )
+    command = [*WORK[options.work], *shared_options.split(), "--out", f"run-{time.monotonic_ns()}", "--json"]
     environment = {name: value for name, value in os.environ.items() if name not in WAITING}
     if side == "pytorch":
         command, environment = [*command, "--threads", str(options.threads)], environment | SPINS
-    begin, computed, own = time.perf_counter(), busy_seconds(), sum(os.times()[2:4])
+    begin, computed, own_s = time.perf_counter(), busy_seconds(), sum(os.times()[2:4])
     with common.neighbours(busy):
         done = subprocess.run(
             [sys.executable, "-m", "llamarium", *command], cwd=folder, env=environment, capture_output=True, text=True
@@ -55,11 +57,13 @@ def train(options: Any, folder: Path, side: str, busy: int) -> dict[str, float]:
         wall = time.perf_counter() - begin
     if done.returncode:
         raise SystemExit(done.stderr)
-    others = (busy_seconds() - computed - (sum(os.times()[2:4]) - own)) / wall  # children that are waited for count
+    other_cores = (
+        busy_seconds() - computed - (sum(os.times()[2:4]) - own_s)
+    ) / wall  # children that are waited for count
     events = [json.loads(line) for line in done.stdout.splitlines()]
     start = next(event for event in events if event["event"] == "start")
     steps = [start["tokens_per_step"] / event["tokens_per_s"] for event in events if event["event"] == "step"]
-    return {"s a step": median(steps[1:]), "threads": start["threads"], "others": max(0.0, others)}
+    return {"s a step": median(steps[1:]), "threads": start["threads"], "others": max(0.0, other_cores)}
 
 
 def main() -> None:
@@ -70,23 +74,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, help="of each run (default 6)")
     parser.add_argument("--neighbours", type=int, default=1, help="processes that compute beside it (default 1)")
     options = parser.parse_args()
-    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    runs_of: dict[tuple[str, int], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         example = {"prompt": "Ahoy?", "completion": "Ahoy, matey! " * 10}
         (Path(name) / "examples.jsonl").write_text((json.dumps(example) + "\n") * 40)
         for _ in range(options.rounds):
             for busy in (0, options.neighbours):
                 for side in ("pytorch", "llamarium"):
-                    found.setdefault((side, busy), []).append(train(options, Path(name), side, busy))
+                    runs_of.setdefault((side, busy), []).append(train(options, Path(name), side, busy))
     table: list[dict[str, Any]] = []
-    for (side, busy), runs in found.items():
-        free = median(run["s a step"] for run in found[side, 0])
+    for (side, busy), runs in runs_of.items():
+        free = median(run["s a step"] for run in runs_of[side, 0])
         step = median(run["s a step"] for run in runs)
         table.append({
             "work": options.work, "side": side, "neighbours": busy, "s a step": step, "lost": 1 - free / step,
             "threads": "/".join(str(int(run["threads"])) for run in runs), "others": median(r["others"] for r in runs),
         })  # fmt: skip
-    runs = {f"{side}, {busy} neighbours": values for (side, busy), values in found.items()}
+    runs = {f"{side}, {busy} neighbours": values for (side, busy), values in runs_of.items()}
     common.report(f"busy-{options.work}", options, table, {"rows": table, "runs": runs})
 
 

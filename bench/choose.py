@@ -51,9 +51,9 @@ def main() -> None:
             "PyTorch": partial(microseconds, lambda s=in_torch, rows=row, x=logits: s.sample(rows, x)),
             "transformers": partial(microseconds, lambda p=params, x=logits_1V: as_transformers(x, p)),
         }
-        found = {side: value["microseconds"] for side, value in common.alternate(options.rounds, sides).items()}
-        rows.append({"microseconds": name, **{side: found[side] for side in sides}})
-        results[name] = found
+        medians = {side: value["microseconds"] for side, value in common.alternate(options.rounds, sides).items()}
+        rows.append({"microseconds": name, **{side: medians[side] for side in sides}})
+        results[name] = medians
     common.report("choose", options, rows, results)
 
 

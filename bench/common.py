@@ -37,11 +37,11 @@ def neighbours(count: int) -> Generator[None]:
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options that all benchmarks have."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--rounds", type=int, default=5, help="measured rounds of each side (default 5)")
-    made.add_argument("--threads", type=int, default=2, help="threads of each side (default 2)")
-    made.add_argument("--save", action="store_true", help="write the JSON line to bench/results/ too")
-    return made
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--rounds", type=int, default=5, help="measured rounds of each side (default 5)")
+    result.add_argument("--threads", type=int, default=2, help="threads of each side (default 2)")
+    result.add_argument("--save", action="store_true", help="write the JSON line to bench/results/ too")
+    return result
 
 
 def named(text: str) -> tuple[str, str]:
@@ -59,19 +59,22 @@ def alternate(rounds: int, sides: dict[str, Callable[[], dict[str, float]]]) -> 
     """
     for run in sides.values():
         run()
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    results_of: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, run in sides.items():
-            found[name].append(run())
+            results_of[name].append(run())
     medians = {
-        name: {key: statistics.median(r[key] for r in results) for key in results[0]} for name, results in found.items()
+        name: {key: statistics.median(r[key] for r in results) for key in results[0]}
+        for name, results in results_of.items()
     }
-    first, *others = sides
-    for other in others:
-        medians[f"{first} / {other}"] = {
-            key: statistics.median(a[key] / b[key] for a, b in zip(found[first], found[other], strict=True))
-            for key in found[first][0]
-            if key in found[other][0] and all(r[key] for r in found[other])
+    first, *other_sides = sides
+    for other_side in other_sides:
+        medians[f"{first} / {other_side}"] = {
+            key: statistics.median(
+                a[key] / b[key] for a, b in zip(results_of[first], results_of[other_side], strict=True)
+            )
+            for key in results_of[first][0]
+            if key in results_of[other_side][0] and all(r[key] for r in results_of[other_side])
         }
     return medians
 
@@ -83,8 +86,10 @@ class Worker:
     """
 
     def __init__(self, *arguments: str, **environment: str) -> None:
-        command, whole = [sys.executable, sys.argv[0], *arguments], environment | os.environ
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=whole)
+        command, full_environment = [sys.executable, sys.argv[0], *arguments], environment | os.environ
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=full_environment
+        )
 
     def __call__(self) -> dict[str, float]:
         """Take a step, and return what it measured."""
@@ -116,8 +121,8 @@ class Load:
 
     def __exit__(self, *_: object) -> None:
         seconds = time.monotonic() - self._began
-        used = (self._busy_s() - self._all) - (self._own_s() - self._own)
-        self.others = round(used / seconds, 2) if used > 0.1 * seconds else 0.0
+        other_s = (self._busy_s() - self._all) - (self._own_s() - self._own)
+        self.others = round(other_s / seconds, 2) if other_s > 0.1 * seconds else 0.0
 
     def _own_s(self) -> float:
         times = os.times()

@@ -54,18 +54,18 @@ def ours(llama: llamarium.Llama, options: argparse.Namespace, memory: NDArray[np
         Work(num_prompt=options.depth, num_new=options.new_tokens),
     )
     run_round(runner, Work(num_prompt=options.prompt_tokens, num_new=1))  # as llama-bench warms up
-    found = {"prefill": options.prompt_tokens / run_round(runner, prompt).seconds}
+    figures = {"prefill": options.prompt_tokens / run_round(runner, prompt).seconds}
     readable = memory_speed(memory) if native.library() else 0.0
     seconds = run_round(runner, step).seconds
-    found["decode"] = 1 / seconds
+    figures["decode"] = 1 / seconds
     num_bytes = step_bytes(runner, step)
     if num_bytes is not None:
-        found |= {"GB/s": num_bytes / seconds / 1e9, "memory GB/s": readable / 1e9}
-        found["share"] = num_bytes / seconds / readable
+        figures |= {"GB/s": num_bytes / seconds / 1e9, "memory GB/s": readable / 1e9}
+        figures["share"] = num_bytes / seconds / readable
     if options.streams:
         rows = Work(num_rows=options.streams, num_prompt=options.depth, num_new=options.new_tokens)
-        found["streams"] = options.streams / run_round(runner, rows).seconds
-    return found
+        figures["streams"] = options.streams / run_round(runner, rows).seconds
+    return figures
 
 
 # --- llama.cpp and what has grown from it -----------------------------------------------------------------------------
@@ -73,14 +73,14 @@ def ours(llama: llamarium.Llama, options: argparse.Namespace, memory: NDArray[np
 
 def llama_bench(options: argparse.Namespace, path: Path, command: str, batched: str | None = None) -> dict[str, float]:
     """Return what a `llama-bench`, with its own options, says of the two, and a `llama-batched-bench` of streams."""
-    program, *own = shlex.split(command)
+    program, *own_options = shlex.split(command)
     after = f"-d {options.depth} -p 0 -n {options.new_tokens}"
     if not _knows_depth(program):  # as ik_llama.cpp's
         after = f"-p 0 -n 0 -gp {options.depth},{options.new_tokens}"
     tests = {"prefill": f"-p {options.prompt_tokens} -n 0", "decode": after}
-    same = ["-m", str(path), "-t", str(options.threads), "-r", "1", "-o", "json"]
-    found = {name: _speed([program, *same, *test.split(), *own]) for name, test in tests.items()}
-    return found if batched is None else found | {"streams": _batched_speed(options, path, batched)}
+    shared_options = ["-m", str(path), "-t", str(options.threads), "-r", "1", "-o", "json"]
+    figures = {name: _speed([program, *shared_options, *test.split(), *own_options]) for name, test in tests.items()}
+    return figures if batched is None else figures | {"streams": _batched_speed(options, path, batched)}
 
 
 def _speed(command: list[str]) -> float:
@@ -91,8 +91,8 @@ def _speed(command: list[str]) -> float:
 def _batched_speed(options: argparse.Namespace, path: Path, command: str) -> float:
     num_slots = max(512, options.streams * (options.depth + options.new_tokens))  # its warm-up needs some too
     test = f"-npp {options.depth} -ntg {options.new_tokens} -npl {options.streams} -c {num_slots}"
-    same = f"-t {options.threads} -tb {options.threads} --output-format jsonl"
-    (line,) = _output([*shlex.split(command), "-m", str(path), *test.split(), *same.split()]).splitlines()
+    shared_options = f"-t {options.threads} -tb {options.threads} --output-format jsonl"
+    (line,) = _output([*shlex.split(command), "-m", str(path), *test.split(), *shared_options.split()]).splitlines()
     return float(json.loads(line)["speed_tg"])
 
 
@@ -180,17 +180,17 @@ def main() -> None:
     path = resolve(options.model)
     llama, memory = llamarium.load(path), some_memory()
     print(f"llamarium computes with {native.kernels() or 'PyTorch, without its C kernels'}")
-    others = sides_of(options, path)
-    found = common.alternate(options.rounds, {"llamarium": lambda: ours(llama, options, memory), **others})
+    other_sides = sides_of(options, path)
+    medians = common.alternate(options.rounds, {"llamarium": lambda: ours(llama, options, memory), **other_sides})
     rows: list[dict[str, Any]] = []
-    for name in ("llamarium", *others):
-        ratios = found.get(f"llamarium / {name}", {})
+    for name in ("llamarium", *other_sides):
+        ratios = medians.get(f"llamarium / {name}", {})
         rows.append({"program": name})
         for key in ("prefill", "decode", "streams"):
-            rows[-1] |= {key: found[name].get(key), f"{key} ratio": ratios.get(key)}
-        rows[-1] |= {key: found[name].get(key) for key in ("GB/s", "memory GB/s", "share")}
+            rows[-1] |= {key: medians[name].get(key), f"{key} ratio": ratios.get(key)}
+        rows[-1] |= {key: medians[name].get(key) for key in ("GB/s", "memory GB/s", "share")}
     forced = f"-{native.kernels()}" if os.environ.get(native.VARIABLE) else ""
-    common.report(f"compare-cpu-{path.stem}{forced}", options, rows, {**found, "kernels": native.kernels()})
+    common.report(f"compare-cpu-{path.stem}{forced}", options, rows, {**medians, "kernels": native.kernels()})
 
 
 if __name__ == "__main__":

@@ -108,8 +108,8 @@ def running(name: str, command: str, values: dict[str, object]) -> Generator[Ser
             yield replace(server, target=replace(server.target, model=model))
         except ServerError as error:
             log.seek(0)
-            said = log.read().decode("utf-8", "replace")[-2000:]
-            raise SystemExit(f"{shlex.join(words)} failed: {error}\n{said}") from None
+            log_text = log.read().decode("utf-8", "replace")[-2000:]
+            raise SystemExit(f"{shlex.join(words)} failed: {error}\n{log_text}") from None
         finally:
             process.terminate()
             try:
@@ -137,24 +137,24 @@ def _wait(server: Server, process: "subprocess.Popen[bytes]") -> None:
 def under_clients(server: Server, num_clients: int, options: argparse.Namespace) -> Found:
     """Return throughput and latencies under so many clients."""
     number = max(num_clients * options.requests_per_client, 4)
-    made = _made(options.prompt_tokens, options.max_tokens, seed=f"{num_clients} {next(server.seeds)}")
-    requests = itertools.islice(made, number)
+    workload = _made(options.prompt_tokens, options.max_tokens, seed=f"{num_clients} {next(server.seeds)}")
+    requests = itertools.islice(workload, number)
     before_s = pass_s(server)
     run: LoadRun = server.ask(lambda client: closed_loop(client, requests, num_clients=num_clients))
     after_s = pass_s(server)
     _check(server, run.exchanges)
-    found = summarize(run)
-    assert found.ttft_s is not None
+    summary = summarize(run)
+    assert summary.ttft_s is not None
     outside = {} if before_s is None or after_s is None else {"outside": 1 - (after_s - before_s) / run.duration_s}
-    gaps = found.itl_s or Spread(0.0, 0.0, 0.0, 0.0, 0.0)
+    gaps = summary.itl_s or Spread(0.0, 0.0, 0.0, 0.0, 0.0)
     return {
-        "tokens/s": found.total_tokens_per_s or 0.0,
-        "output tokens/s": found.output_tokens_per_s,
-        "ttft p50": 1000 * found.ttft_s.p50,
-        "ttft p99": 1000 * found.ttft_s.p99,
+        "tokens/s": summary.total_tokens_per_s or 0.0,
+        "output tokens/s": summary.output_tokens_per_s,
+        "ttft p50": 1000 * summary.ttft_s.p50,
+        "ttft p99": 1000 * summary.ttft_s.p99,
         "itl p50": 1000 * gaps.p50,
         "itl p99": 1000 * gaps.p99,
-        "generator": found.cpu_share,
+        "generator": summary.cpu_share,
         **outside,
     }
 
@@ -183,8 +183,8 @@ def pass_s(server: Server) -> float | None:
 
 def one_answer(server: Server, options: argparse.Namespace) -> Found:
     """Return tokens/s of one client's answers, after their first token."""
-    found = under_clients(server, 1, options)
-    return {"tokens/s": 1000 / found["itl p50"]}
+    figures = under_clients(server, 1, options)
+    return {"tokens/s": 1000 / figures["itl p50"]}
 
 
 def without_server(options: argparse.Namespace) -> Found:
@@ -203,13 +203,13 @@ def alone(what: str, options: argparse.Namespace, *words: object) -> float:
 def shared_prefix(server: Server, options: argparse.Namespace) -> Found:
     """Return milliseconds to the first token of a prompt with a new prefix, and of those that follow with the same."""
     seed = f"prefix {next(server.seeds)}"
-    made = _made(options.prompt_tokens, 4, seed=seed, shared_prefix=options.prefix_tokens)
-    requests = itertools.islice(made, 1 + options.hits)
+    workload = _made(options.prompt_tokens, 4, seed=seed, shared_prefix=options.prefix_tokens)
+    requests = itertools.islice(workload, 1 + options.hits)
     run: LoadRun = server.ask(lambda client: closed_loop(client, requests, num_clients=1))
     _check(server, run.exchanges)
-    first, *others = run.exchanges
-    hit_s = statistics.median(exchange.ttft_s for exchange in others)
-    cached = statistics.median((exchange.usage and exchange.usage.cached_tokens) or 0 for exchange in others)
+    first, *later = run.exchanges
+    hit_s = statistics.median(exchange.ttft_s for exchange in later)
+    cached = statistics.median((exchange.usage and exchange.usage.cached_tokens) or 0 for exchange in later)
     return {
         "miss": 1000 * first.ttft_s,
         "hit": 1000 * hit_s,
@@ -269,8 +269,10 @@ def _check(server: Server, exchanges: list[Exchange]) -> None:
         if exchange.failure is not None:
             raise SystemExit(f"{server.name}: {exchange.failure}")
         if exchange.usage is not None and exchange.num_tokens != exchange.request.max_tokens:
-            asked = exchange.request.max_tokens
-            raise SystemExit(f"{server.name}: an answer has {exchange.num_tokens} tokens; {asked} were asked for")
+            num_requested = exchange.request.max_tokens
+            raise SystemExit(
+                f"{server.name}: an answer has {exchange.num_tokens} tokens; {num_requested} were asked for"
+            )
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -313,12 +315,12 @@ def sizes(options: argparse.Namespace) -> tuple[int, int]:
 
 def commands(options: argparse.Namespace) -> dict[str, str]:
     """Return how each server is started, by name; ours first."""
-    found = {"llamarium": options.ours}
+    command_of = {"llamarium": options.ours}
     if options.scenario == "one":
-        return found
+        return command_of
     if options.llama_server:
-        found["llama-server"] = f"{options.llama_server} {LLAMA_SERVER}"
-    return found | dict(options.peer)
+        command_of["llama-server"] = f"{options.llama_server} {LLAMA_SERVER}"
+    return command_of | dict(options.peer)
 
 
 def measure(servers: list[Server], options: argparse.Namespace) -> dict[str, dict[str, Found]]:
@@ -331,21 +333,23 @@ def measure(servers: list[Server], options: argparse.Namespace) -> dict[str, dic
     else:
         scenario = shared_prefix if options.scenario == "prefix" else long_prompt
         works = {options.scenario: lambda server: scenario(server, options)}
-    found: dict[str, dict[str, Found]] = {}
+    medians: dict[str, dict[str, Found]] = {}
     for name, work in works.items():
         print(f"measuring {name}", file=sys.stderr, flush=True)
         sides = {server.name: (lambda server=server, work=work: work(server)) for server in servers}
         if options.scenario == "clients":
             sides["allowed"] = partial(allowed, int(name), options)
-        found[name] = common.alternate(options.rounds, sides)
-    return found
+        medians[name] = common.alternate(options.rounds, sides)
+    return medians
 
 
-def rows_of(found: dict[str, dict[str, Found]], options: argparse.Namespace) -> list[dict[str, Any]]:
+def rows_of(medians: dict[str, dict[str, Found]], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the table: a line for each measurement and server, and one for each ratio."""
-    what = "clients" if options.scenario == "clients" else "scenario"
+    first_column = "clients" if options.scenario == "clients" else "scenario"
     sides = [
-        ({what: work, "server": name}, side) for work, all_sides in found.items() for name, side in all_sides.items()
+        ({first_column: work, "server": name}, side)
+        for work, all_sides in medians.items()
+        for name, side in all_sides.items()
     ]
     columns = dict.fromkeys(key for _, side in sides for key in side)
     return [names | columns | side for names, side in sides]
@@ -358,9 +362,9 @@ def main() -> None:
     values = {"model": path, "threads": options.threads, "slots": slots, "tokens": tokens, "context": slots * tokens}
     with ExitStack() as stack:
         servers = [stack.enter_context(running(name, command, values)) for name, command in commands(options).items()]
-        found = measure(servers, options)
-    rows = rows_of(found, options)
-    common.report(f"compare-servers-{options.scenario}-{path.stem}", options, rows, {"servers": found})
+        medians = measure(servers, options)
+    rows = rows_of(medians, options)
+    common.report(f"compare-servers-{options.scenario}-{path.stem}", options, rows, {"servers": medians})
 
 
 if __name__ == "__main__":

@@ -31,25 +31,28 @@ SEEDS = range(5)
 
 def mistakes() -> bool:
     """Print how many planted mistakes of each step are named; return whether 97 % of all are."""
-    named = total = 0
+    num_named = total = 0
     with tempfile.TemporaryDirectory() as folder:
         for step in STEPS:
             planted = list(planted_in(step.name, STYLES))
-            found = [
+            are_named = [
                 not result.passed and mistake.is_named(result.cause)
                 for mistake in planted
                 for seed in SEEDS
                 for result in [check_source(Path(folder), step.name, mistake.source, seed)]
             ]
-            named, total = named + sum(found), total + len(found)
-            print(f"{step.name:14} {len(planted):3} planted, {sum(found)} of {len(found)} checks name them", flush=True)
-    print(f"all: {named} of {total}, {100 * named / total:.1f} %")
-    return named >= 0.97 * total
+            num_named, total = num_named + sum(are_named), total + len(are_named)
+            print(
+                f"{step.name:14} {len(planted):3} planted, {sum(are_named)} of {len(are_named)} checks name them",
+                flush=True,
+            )
+    print(f"all: {num_named} of {total}, {100 * num_named / total:.1f} %")
+    return num_named >= 0.97 * total
 
 
 def styles(load: int) -> bool:
     """Check right functions in all styles beside busy processes; return whether all pass."""
-    wrong = total = 0
+    num_wrong = total = 0
     with tempfile.TemporaryDirectory() as folder, common.neighbours(load):
         os.environ["LLAMARIUM_CACHE"] = folder
         learner = Path(folder) / "my_llama"
@@ -61,11 +64,11 @@ def styles(load: int) -> bool:
             began = time.perf_counter()
             result = next(results)  # which reads the file now
             seconds = time.perf_counter() - began
-            total, wrong = total + 1, wrong + (not result.passed)
-            said = result.checked if result.passed else f"{result.status}: {result.message}"
-            print(f"{step:14} {style:16} {seconds:6.1f} s, load {os.getloadavg()[0]:.1f}: {said}", flush=True)
-    print(f"all: {total - wrong} of {total} right functions pass")
-    return not wrong
+            total, num_wrong = total + 1, num_wrong + (not result.passed)
+            outcome = result.checked if result.passed else f"{result.status}: {result.message}"
+            print(f"{step:14} {style:16} {seconds:6.1f} s, load {os.getloadavg()[0]:.1f}: {outcome}", flush=True)
+    print(f"all: {total - num_wrong} of {total} right functions pass")
+    return not num_wrong
 
 
 def sources_of(step: str) -> Iterator[tuple[str, str]]:

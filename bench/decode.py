@@ -66,7 +66,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     llama, peer = load_ours(options.model), load_theirs(options.model)
     runner, prompt = llama.runner, token_ids(llama.config.vocab_size, options.prompt_tokens)
-    found = common.alternate(
+    medians = common.alternate(
         options.rounds,
         {
             "llamarium": lambda: ours(runner, prompt, options.new_tokens),
@@ -78,13 +78,13 @@ def main() -> None:
         {
             "model": options.model,
             "program": name,
-            "tokens/s": found[name]["tokens_per_s"],
-            "GB/s of weights": found[name]["tokens_per_s"] * weight_bytes / 1e9,
-            "times transformers": found["llamarium / transformers"]["tokens_per_s"] if name == "llamarium" else 1.0,
+            "tokens/s": medians[name]["tokens_per_s"],
+            "GB/s of weights": medians[name]["tokens_per_s"] * weight_bytes / 1e9,
+            "times transformers": medians["llamarium / transformers"]["tokens_per_s"] if name == "llamarium" else 1.0,
         }
         for name in ("llamarium", "transformers")
     ]
-    common.report(f"decode-{options.model}", options, rows, {"weight_bytes": weight_bytes, **found})
+    common.report(f"decode-{options.model}", options, rows, {"weight_bytes": weight_bytes, **medians})
 
 
 if __name__ == "__main__":

@@ -42,10 +42,10 @@ def engine_over(runner: Runner, folder: str | None) -> Iterator[Engine]:
 
 def first_token(engine: Engine, prompt: list[int]) -> dict[str, float]:
     """Answer a prompt with one token, and return the milliseconds."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     engine.add(Request(prompt, SamplingParams(temperature=0.0, max_tokens=1)))
     list(engine.run())
-    return {"first token ms": 1e3 * (time.perf_counter() - begun)}
+    return {"first token ms": 1e3 * (time.perf_counter() - start)}
 
 
 def streams(engine: Engine, prompts: list[list[int]], num_steps: int) -> dict[str, float]:
@@ -56,9 +56,9 @@ def streams(engine: Engine, prompts: list[list[int]], num_steps: int) -> dict[st
         pass
     times: list[float] = []
     while not engine.is_idle:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         engine.step()
-        times.append(1e3 * (time.perf_counter() - begun))
+        times.append(1e3 * (time.perf_counter() - start))
     return {"step ms": float(np.percentile(times, 50)), "worst step ms": float(np.percentile(times, 99))}
 
 
@@ -74,24 +74,24 @@ def main() -> None:
     runner = llamarium.load(options.model, device="cpu").runner
     source, numbers = random.Random(0), itertools.count()
 
-    def drawn(count: int) -> list[int]:
+    def random_ids(count: int) -> list[int]:
         return [source.randrange(runner.config.vocab_size) for _ in range(count)]
 
-    def run(folder: str | None, kept: list[int] | None = None) -> dict[str, float]:
+    def run(folder: str | None, prompt: list[int] | None = None) -> dict[str, float]:
         with engine_over(runner, folder) as engine:
-            found = first_token(engine, kept or drawn(options.prompt_tokens))
-            return found | streams(engine, [drawn(20) for _ in range(options.streams)], options.steps)
+            figures = first_token(engine, prompt or random_ids(options.prompt_tokens))
+            return figures | streams(engine, [random_ids(20) for _ in range(options.streams)], options.steps)
 
     with tempfile.TemporaryDirectory() as name:
-        kept = drawn(options.prompt_tokens)
-        run(f"{name}/kept", kept)
+        stored_prompt = random_ids(options.prompt_tokens)
+        run(f"{name}/kept", stored_prompt)
         sides = {
             "memory alone": lambda: run(None),
             "written": lambda: run(f"{name}/{next(numbers)}"),
-            "restored": lambda: run(f"{name}/kept", kept),
+            "restored": lambda: run(f"{name}/kept", stored_prompt),
         }
-        found = common.alternate(options.rounds, sides)
-    common.report("disk_cache", options, [{"": name} | row for name, row in found.items()], {"found": found})
+        medians = common.alternate(options.rounds, sides)
+    common.report("disk_cache", options, [{"": name} | row for name, row in medians.items()], {"found": medians})
 
 
 if __name__ == "__main__":

@@ -53,19 +53,19 @@ def main() -> None:
     set_threads(options.threads)
     lookup = llamarium.PromptLookup()
     sides = {"drafts": Side(llama, options, lookup), "without": Side(llama, options, None)}
-    found = common.alternate(options.rounds, dict(sides))
+    medians = common.alternate(options.rounds, dict(sides))
     if sides["drafts"].ids != sides["without"].ids:
         raise SystemExit("drafts changed the tokens")
     rows: list[dict[str, Any]] = [
         {
-            "tokens/s": found["drafts"]["tokens_per_s"],
-            "without": found["without"]["tokens_per_s"],
-            "times": found["drafts / without"]["tokens_per_s"],
-            "by CPU time": found["drafts / without"]["tokens_per_cpu_s"],
+            "tokens/s": medians["drafts"]["tokens_per_s"],
+            "without": medians["without"]["tokens_per_s"],
+            "times": medians["drafts / without"]["tokens_per_s"],
+            "by CPU time": medians["drafts / without"]["tokens_per_cpu_s"],
             **lookup.counts(),
         }
     ]
-    common.report(f"draft-cost-{Path(options.model).stem}", options, rows, found | {"counts": lookup.counts()})
+    common.report(f"draft-cost-{Path(options.model).stem}", options, rows, medians | {"counts": lookup.counts()})
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Dialog:
 def renamed(text: str) -> tuple[str, str]:
     """Rename the class or function that is mentioned most often."""
     names = re.findall(r"^\s*(?:class|def) (\w{4,})", text, re.MULTILINE)
-    name = max(names, key=lambda one: (len(re.findall(rf"\b{one}\b", text)), one))
+    name = max(names, key=lambda candidate: (len(re.findall(rf"\b{candidate}\b", text)), candidate))
     new = f"New{name}" if name[0].isupper() else f"{name}_v2"
     return f"Rename {name} to {new} everywhere.", re.sub(rf"\b{name}\b", new, text)
 
@@ -97,18 +97,18 @@ EDITS: dict[str, Callable[[str], tuple[str, str]]] = {
 
 def dialogs(count: int = NUM_DIALOGS) -> list[Dialog]:
     """Return dialogs over the project's files, each edit in turn; edits that change nothing are left out."""
-    made: list[Dialog] = []
+    result: list[Dialog] = []
     for path in sorted(SOURCES.rglob("*.py")):
         text = path.read_text()
-        if len(made) == count:
+        if len(result) == count:
             break
         if not SIZES[0] <= len(text) <= SIZES[1] or not re.search(r"^\s*(class|def) \w{4,}", text, re.MULTILINE):
             continue
-        name = list(EDITS)[len(made) % len(EDITS)]
+        name = list(EDITS)[len(result) % len(EDITS)]
         request, edited = EDITS[name](text)
         if edited != text:
-            made.append(Dialog(name, request, text, edited))
-    return made
+            result.append(Dialog(name, request, text, edited))
+    return result
 
 
 class Forced:
@@ -163,14 +163,14 @@ class Side:
         seconds = time.perf_counter() - begin
         self.answers.append(ids)
         after = counts.steps, counts.drafted_tokens, counts.accepted_tokens
-        steps, drafted, accepted = (now - then for now, then in zip(after, before, strict=True))
+        steps, drafted, accepted = (last - first for last, first in zip(after, before, strict=True))
         return {"tokens": len(ids) - 1, "s": seconds, "passes": steps, "drafted": drafted, "accepted": accepted}
 
 
-def table(made: Sequence[Dialog], rows: Sequence[dict[str, float]]) -> Iterator[dict[str, Any]]:
+def table(edits: Sequence[Dialog], rows: Sequence[dict[str, float]]) -> Iterator[dict[str, Any]]:
     """Yield a row for each edit, and one for all."""
     for edit in (*EDITS, "all"):
-        of_edit = [row for dialog, row in zip(made, rows, strict=True) if edit in (dialog.edit, "all")]
+        of_edit = [row for dialog, row in zip(edits, rows, strict=True) if edit in (dialog.edit, "all")]
         if of_edit:
             total = {name: sum(row[name] for row in of_edit) for name in of_edit[0]}
             yield {
@@ -191,10 +191,13 @@ def main() -> None:
     options: argparse.Namespace = parser.parse_args()
     llama = llamarium.load(options.model, device="cpu")
     set_threads(options.threads)
-    made, is_forced = dialogs(options.dialogs), options.answers == "forced"
+    edit_dialogs, is_forced = dialogs(options.dialogs), options.answers == "forced"
     tasks = [
-        (llama.tokenizer.chat([{"role": "user", "content": one.prompt}]), llama.encode(one.answer) if is_forced else [])
-        for one in made
+        (
+            llama.tokenizer.chat([{"role": "user", "content": dialog.prompt}]),
+            llama.encode(dialog.answer) if is_forced else [],
+        )
+        for dialog in edit_dialogs
     ]
     sides = {
         "drafts": Side(llama, tasks, llamarium.PromptLookup(), options.new_tokens),
@@ -206,7 +209,7 @@ def main() -> None:
         results = common.alternate(options.rounds, dict(sides))
         if sides["drafts"].answers != sides["without"].answers:
             raise SystemExit("drafts changed the tokens")
-    rows = list(table(made, sides["drafts"].rows))
+    rows = list(table(edit_dialogs, sides["drafts"].rows))
     common.report(f"edit-and-return-{Path(options.model).stem}-{options.answers}", options, rows, results)
 
 

@@ -53,8 +53,8 @@ def measure(side: str, path: str, threads: int) -> dict[str, float]:
     command = [sys.executable, "-c", CHILD, side, path, str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     total = time.perf_counter() - begin
-    found, system = json.loads(done.stdout.splitlines()[-1])
-    return {"start and end Python": total - sum(found.values())} | found | {"all": total, "system": system}
+    pieces, system = json.loads(done.stdout.splitlines()[-1])
+    return {"start and end Python": total - sum(pieces.values())} | pieces | {"all": total, "system": system}
 
 
 def main() -> None:
@@ -64,11 +64,11 @@ def main() -> None:
     options = parser.parse_args()
     compileall.compile_dir(Path(llamarium.__file__).parent, quiet=1)
     sides = {side: lambda side=side: measure(side, options.model, options.threads) for side in ("whole", "parts")}
-    found = common.alternate(options.rounds, sides)
+    medians = common.alternate(options.rounds, sides)
     last = ("all", "system")
-    names = [*dict.fromkeys(name for side in ("parts", "whole") for name in found[side] if name not in last), *last]
-    rows = [{"seconds": name, **{side: found[side].get(name) for side in sides}} for name in names]
-    common.report(f"first-token-{Path(options.model).stem}", options, rows, found)
+    names = [*dict.fromkeys(name for side in ("parts", "whole") for name in medians[side] if name not in last), *last]
+    rows = [{"seconds": name, **{side: medians[side].get(name) for side in sides}} for name in names]
+    common.report(f"first-token-{Path(options.model).stem}", options, rows, medians)
 
 
 if __name__ == "__main__":

@@ -73,12 +73,12 @@ def one_round(runner: Runner, length: int, steps: int, clock: Callable[[], float
 def peak(dtype: str, threads: int) -> float | None:
     """Billions of multiply-adds a second that so many threads give together; None without a compiler."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "peak.so"
+        built = Path(folder) / "peak.so"
         source = Path(__file__).with_name("peak.c")
-        command = ["cc", "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(made)]
+        command = ["cc", "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(built)]
         if subprocess.run(command, check=False).returncode:
             return None
-        library = ctypes.CDLL(str(made))
+        library = ctypes.CDLL(str(built))
         library.peak.restype = ctypes.c_double
         with ThreadPoolExecutor(threads) as pool:
             return sum(pool.map(library.peak, [int(dtype == "bfloat16")] * threads))
@@ -102,7 +102,7 @@ def measure(name: str, dtype: str, options: Any) -> tuple[dict[str, Any], dict[s
     in_c, modules = NativeRunner(config, weights), ModuleRunner(model)
     clock = time.process_time if options.counted else time.perf_counter
     with torch.inference_mode():
-        found = common.alternate(
+        medians = common.alternate(
             options.rounds,
             {
                 "C": lambda: one_round(in_c, options.length, options.steps, clock),
@@ -115,16 +115,16 @@ def measure(name: str, dtype: str, options: Any) -> tuple[dict[str, Any], dict[s
     read = (w for key, w in weights.items() if key != EMBEDDING or config.tie_word_embeddings)
     num_bytes = sum(weight.num_bytes for weight in read)
     gives = peak(dtype if native.kernels() == "avx512_bf16" else "float32", options.threads)
-    rate = work_of(config, options.length) * found["C"]["prefill"] / options.length / 1e9
+    rate = work_of(config, options.length) * medians["C"]["prefill"] / options.length / 1e9
     row = {
         "model": f"{name}, {config.num_hidden_layers} layers", "dtype": dtype,
-        "prefill": found["C"]["prefill"], "PyTorch": found["PyTorch"]["prefill"],
-        "prefill ratio": found["C / PyTorch"]["prefill"], "of the peak": gives and rate / gives,
-        "decode": found["C"]["decode"], " PyTorch": found["PyTorch"]["decode"],
-        "decode ratio": found["C / PyTorch"]["decode"],
-        "of the bandwidth": num_bytes * found["C"]["decode"] / 1e9 / reading,
+        "prefill": medians["C"]["prefill"], "PyTorch": medians["PyTorch"]["prefill"],
+        "prefill ratio": medians["C / PyTorch"]["prefill"], "of the peak": gives and rate / gives,
+        "decode": medians["C"]["decode"], " PyTorch": medians["PyTorch"]["decode"],
+        "decode ratio": medians["C / PyTorch"]["decode"],
+        "of the bandwidth": num_bytes * medians["C"]["decode"] / 1e9 / reading,
     }  # fmt: skip
-    return row, found | {"reading GB/s": reading, "peak GMAC/s": gives, "prefill GMAC/s": rate}
+    return row, medians | {"reading GB/s": reading, "peak GMAC/s": gives, "prefill GMAC/s": rate}
 
 
 def main() -> None:
@@ -142,9 +142,9 @@ def main() -> None:
     rows, results = list[dict[str, Any]](), dict[str, Any]()
     for name in options.shapes.split(","):
         for dtype in options.dtypes.split(","):
-            row, found = measure(name, dtype, options)
+            row, medians = measure(name, dtype, options)
             rows.append(row)
-            results[f"{name} {dtype}"] = found
+            results[f"{name} {dtype}"] = medians
     common.report("floats-counted" if options.counted else f"floats-{native.kernels()}", options, rows, results)
 
 

@@ -26,19 +26,19 @@ FIXED: Any = {"model": MODEL, "context": 128, "device": "cpu", "precision": "flo
 def write_manual(path: Path) -> str:
     """Write the manual with no other characters than the model's."""
     tokenizer = llamarium.load_tokenizer(MODEL)
-    known = {tokenizer.decode([i]) for i in range(tokenizer.vocab_size)}
-    path.write_text("\n".join("".join(c for c in text if c in known) for text in read_documents(None)))
+    characters = {tokenizer.decode([i]) for i in range(tokenizer.vocab_size)}
+    path.write_text("\n".join("".join(c for c in text if c in characters) for text in read_documents(None)))
     return str(path)
 
 
 def losses(model: LlamaForCausalLM, new: str, folder: Path) -> dict[str, float]:
     """Return the loss on the end of each text, in nats a character."""
-    found = {}
+    loss_of = {}
     for name, data in (("new", new), ("old", OLD)):
         validation = prepare(PretrainConfig(data=data, **FIXED), folder / "data").validation
         assert validation is not None
-        found[name] = measure(model, validation, batch_rows=16, max_rows=200).loss
-    return found
+        loss_of[name] = measure(model, validation, batch_rows=16, max_rows=200).loss
+    return loss_of
 
 
 def main() -> None:

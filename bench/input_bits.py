@@ -43,12 +43,12 @@ def main() -> None:
     rows = []
     for bits in (8, 16):
         llama = llamarium.load(options.model, device="cpu", input_bits=bits)
-        found = logprobs_of(llama, ids)
-        kl = (expected.exp() * (expected - found)).sum(-1)
-        same = sum(one == other for one, other in zip(answers, answers_of(llama), strict=True))
-        top = (found.argmax(-1) == expected.argmax(-1)).double().mean().item()
+        logprobs = logprobs_of(llama, ids)
+        kl = (expected.exp() * (expected - logprobs)).sum(-1)
+        num_same = sum(a == b for a, b in zip(answers, answers_of(llama), strict=True))
+        top = (logprobs.argmax(-1) == expected.argmax(-1)).double().mean().item()
         row = {"bits": bits, "KL": 1e6 * kl.mean().item(), "99 % below": 1e6 * kl.quantile(0.99).item()}
-        rows.append(row | {"same top-1": top, "same answers": f"{same} of {len(answers)}"})
+        rows.append(row | {"same top-1": top, "same answers": f"{num_same} of {len(answers)}"})
     common.report(f"input-bits-{options.model}", options, rows, {"rows": rows})
 
 

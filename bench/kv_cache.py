@@ -40,13 +40,13 @@ def main() -> None:
     windows = [ids[i : i + options.context] for i in range(0, len(ids), options.context)]
     sums = {name: torch.zeros(4, dtype=torch.float64) for name in KINDS}
     for window in windows:
-        for name, found in compare(runner, window).items():
-            sums[name] += found
+        for name, figures in compare(runner, window).items():
+            sums[name] += figures
     rows: list[dict[str, Any]] = []
-    for name, found in sums.items():
-        nats, kl, same, count = found.tolist()
+    for name, figures in sums.items():
+        nats, kl, num_same, count = figures.tolist()
         rows.append(
-            {"cache": name, "perplexity": math.exp(nats / count), "KL": 1000 * kl / count, "top-1": same / count}
+            {"cache": name, "perplexity": math.exp(nats / count), "KL": 1000 * kl / count, "top-1": num_same / count}
         )
     results = {row["cache"]: row for row in rows} | {"num_tokens": len(ids)}
     common.report(f"kv-cache-{Path(options.model).stem}-{options.context}", options, rows, results)

@@ -49,15 +49,15 @@ def rounded(bits: int, group: int, form: str, spread: bool, scale_bits: int = 16
             low = narrow(groups.min(-1, keepdims=True))
             scale = narrow((groups.max(-1, keepdims=True) - low) / (2 * top + 1))
             codes = np.clip(np.rint((groups - low) / np.where(scale == 0, 1, scale)), 0, 2 * top + 1)
-            kept = codes * scale + low
+            values = codes * scale + low
         else:
             at = np.abs(groups).argmax(-1)[..., None]
-            most = np.take_along_axis(groups, at, -1)
-            scale = narrow(np.abs(most) / top if form == "symmetric" else most / -(top + 1))
+            extreme = np.take_along_axis(groups, at, -1)
+            scale = narrow(np.abs(extreme) / top if form == "symmetric" else extreme / -(top + 1))
             codes = np.clip(np.rint(groups / np.where(scale == 0, 1, scale)), -top - (form == "signed"), top)
-            kept = codes * scale
-        kept = kept.reshape(x.shape).astype(np.float32)
-        return hadamard(np, kept) if spread else kept
+            values = codes * scale
+        values = values.reshape(x.shape).astype(np.float32)
+        return hadamard(np, values) if spread else values
 
     return apply, bits + scale_bits * (2 if form == "affine" else 1) / group
 
@@ -65,7 +65,7 @@ def rounded(bits: int, group: int, form: str, spread: bool, scale_bits: int = 16
 def ways(head_dim: int) -> dict[str, tuple[Rounding, Rounding, float]]:
     """Return roundings of keys and of values by name, and their mean bits."""
     byte = rounded(8, head_dim, "symmetric", True, 32)
-    found = {
+    roundings = {
         "8 bits, no rotation": (rounded(8, head_dim, "symmetric", False, 32),) * 2,
         "8 bits": (byte, byte),
         "8 bits, groups of 32": (rounded(8, 32, "symmetric", True),) * 2,
@@ -73,11 +73,11 @@ def ways(head_dim: int) -> dict[str, tuple[Rounding, Rounding, float]]:
     for spread in (False, True):
         for form in ("symmetric", "signed", "affine"):
             for group in sorted({32, head_dim}):
-                own = rounded(4, group, form, spread)
+                four_bits = rounded(4, group, form, spread)
                 name = f"4 bits {form}, groups of {group}{'' if spread else ', no rotation'}"
-                found[f"{name}: values"] = (byte, own)
-                found[f"{name}: both"] = (own, own)
-    return {name: (k[0], v[0], (k[1] + v[1]) / 2) for name, (k, v) in found.items()}
+                roundings[f"{name}: values"] = (byte, four_bits)
+                roundings[f"{name}: both"] = (four_bits, four_bits)
+    return {name: (k[0], v[0], (k[1] + v[1]) / 2) for name, (k, v) in roundings.items()}
 
 
 def scored(
@@ -93,8 +93,8 @@ def scored(
             if num_logits:
                 yield torch.from_numpy(logits).log_softmax(-1)
             blocks = slice(begin // cache.block_size, end // cache.block_size)
-            for kept, rounding in ((cache.k, of_keys), (cache.v, of_values)):
-                for layer in kept if rounding else ():
+            for layers, rounding in ((cache.k, of_keys), (cache.v, of_values)):
+                for layer in layers if rounding else ():
                     layer[blocks] = rounding(layer[blocks]) if rounding else 0
 
 
@@ -109,18 +109,18 @@ def main() -> None:
     options = parser.parse_args()
     llama, runner = load_native(options.model, options.threads)
     ids = llama.tokenizer.encode(options.text.read_text())
-    found = ways(runner.config.head_dim)
-    sums = dict.fromkeys(found, 0.0)
+    roundings = ways(runner.config.head_dim)
+    sums = dict.fromkeys(roundings, 0.0)
     count = 0
     for start in range(0, options.windows * options.context, options.context):
         window = ids[start : start + options.context]
         exact = list(scored(runner, window, None, None))
-        for name, (of_keys, of_values, _) in found.items():
+        for name, (of_keys, of_values, _) in roundings.items():
             for logprobs, true in zip(scored(runner, window, of_keys, of_values), exact, strict=True):
                 sums[name] += float(F.kl_div(logprobs, true, reduction="sum", log_target=True))
         count += len(exact) * SCORED
     rows: list[dict[str, Any]] = [
-        {"rounding": name, "bits": found[name][2], "KL": 1000 * total / count} for name, total in sums.items()
+        {"rounding": name, "bits": roundings[name][2], "KL": 1000 * total / count} for name, total in sums.items()
     ]
     results = {row["rounding"]: row for row in rows} | {"num_tokens": count}
     common.report(f"kv-rounding-{Path(options.model).stem}-{options.context}", options, rows, results)

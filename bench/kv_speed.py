@@ -32,18 +32,18 @@ def main() -> None:
     }
     with common.Load() as load:
         sides = {dtype: partial(one_round, runner, work) for dtype, work in works.items()}
-        found: Any = common.alternate(options.rounds, sides)
+        medians: Any = common.alternate(options.rounds, sides)
 
     rows = [
         {
             "cache": dtype,
-            "tokens/s": found[dtype]["tokens_per_s"],
-            "of auto": 1 / found[f"auto / {dtype}"]["tokens_per_s"] if dtype != "auto" else 1.0,
+            "tokens/s": medians[dtype]["tokens_per_s"],
+            "of auto": 1 / medians[f"auto / {dtype}"]["tokens_per_s"] if dtype != "auto" else 1.0,
         }
         for dtype in dtypes
     ]
     name = f"kv-speed-{Path(options.model).stem}-{options.depth}"
-    common.report(name, options, rows, {**found, "others": load.others})
+    common.report(name, options, rows, {**medians, "others": load.others})
 
 
 def one_round(runner: NativeRunner, work: Work) -> dict[str, float]:

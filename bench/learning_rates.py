@@ -32,40 +32,40 @@ def run(options: Any, optimizer: Literal["adamw", "muon"], rate: float, seed: in
     shape = {**shape, "tokenizer": options.tokenizer}
     tried |= {"threads": options.threads, "commit": common.commit_of(common.ROOT / "src"), **shape}
     lines = options.journal.read_text().splitlines() if options.journal and options.journal.exists() else []
-    if done := [one for one in map(json.loads, lines) if one.items() >= tried.items()]:
+    if done := [row for row in map(json.loads, lines) if row.items() >= tried.items()]:
         return done[0]
     begin = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     with tempfile.TemporaryDirectory() as folder:
-        found = llamarium.pretrain(
+        result = llamarium.pretrain(
             Path(folder) / "run", data="shakespeare", **shape, optimizer=optimizer, learning_rate=rate, seed=seed,
             steps=options.steps, batch_rows=options.batch_rows, threads=options.threads, sample_every=0,
             eval_every=options.steps, eval_rows=0, save_every=options.steps,
         )  # fmt: skip
     user = resource.getrusage(resource.RUSAGE_SELF).ru_utime - begin
-    one = {**tried, "loss": found.position.best_loss, "user_s": user}
-    print(json.dumps(one), flush=True)
+    row = {**tried, "loss": result.position.best_loss, "user_s": user}
+    print(json.dumps(row), flush=True)
     if options.journal:
         with options.journal.open("a") as file:
-            file.write(json.dumps(one) + "\n")
-    return one
+            file.write(json.dumps(row) + "\n")
+    return row
 
 
 def sweep(options: Any) -> dict[Any, list[dict[str, Any]]]:
     """Try rates of both until the best lies inside, then the best few with all seeds; return each one's runs."""
-    found: dict[Any, list[dict[str, Any]]] = {"adamw": [], "muon": []}
-    for optimizer, runs in found.items():
+    runs_of: dict[Any, list[dict[str, Any]]] = {"adamw": [], "muon": []}
+    for optimizer, runs in runs_of.items():
         ahead = list(getattr(options, optimizer))
         while ahead:
             runs += [run(options, optimizer, rate, 0) for rate in ahead]
-            tried = [one["rate"] for one in runs]
-            best = min(runs, key=lambda one: one["loss"])["rate"]
+            tried = [row["rate"] for row in runs]
+            best = min(runs, key=lambda row: row["loss"])["rate"]
             ahead = [best / 2] * (best == min(tried)) + [best * 2] * (best == max(tried))
-    ranked = {name: sorted(runs, key=lambda one: one["loss"]) for name, runs in found.items()}
+    ranked = {name: sorted(runs, key=lambda row: row["loss"]) for name, runs in runs_of.items()}
     for place in range(options.best):
         for seed in range(1, options.seeds):
-            for optimizer, runs in found.items():
+            for optimizer, runs in runs_of.items():
                 runs.append(run(options, optimizer, ranked[optimizer][place]["rate"], seed))
-    return found
+    return runs_of
 
 
 def main() -> None:
@@ -81,11 +81,11 @@ def main() -> None:
     parser.add_argument("--best", type=int, default=2, help="rates of each that are tried with all seeds")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    found = sweep(options)
+    runs_of = sweep(options)
     table: list[dict[str, Any]] = []
-    for optimizer, runs in found.items():
-        for rate in sorted({one["rate"] for one in runs}):
-            losses = [one["loss"] for one in runs if one["rate"] == rate]
+    for optimizer, runs in runs_of.items():
+        for rate in sorted({row["rate"] for row in runs}):
+            losses = [row["loss"] for row in runs if row["rate"] == rate]
             table.append(
                 {
                     "optimizer": optimizer,
@@ -94,13 +94,13 @@ def main() -> None:
                     "loss": f"{statistics.mean(losses):.4f}",
                     "lowest": f"{min(losses):.4f}",
                     "highest": f"{max(losses):.4f}",
-                    "user s": statistics.mean(one["user_s"] for one in runs if one["rate"] == rate),
+                    "user s": statistics.mean(row["user_s"] for row in runs if row["rate"] == rate),
                 }
             )
     top = {
         name: min((row for row in table if row["optimizer"] == name and row["seeds"] == options.seeds),
                   key=lambda row: float(row["loss"]))
-        for name in found
+        for name in runs_of
     }  # fmt: skip
     claim = {
         "best": {name: float(row["rate"]) for name, row in top.items()},
@@ -109,7 +109,7 @@ def main() -> None:
     }
     print(claim)
     name = "-".join(["learning-rates", *filter(None, [options.shape])])
-    common.report(name, options, table, {"runs": found, **claim})
+    common.report(name, options, table, {"runs": runs_of, **claim})
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     path = fetch(options.model) if options.model == "smollm2-135m" else make(options.model)
     size = (path if path.is_file() else path / "model.safetensors").stat().st_size
-    found = common.alternate(
+    medians = common.alternate(
         options.rounds,
         {
             side: lambda side=side: measure(side, options.model, path, options.threads)
@@ -75,15 +75,15 @@ def main() -> None:
         {
             "model": options.model,
             "program": name,
-            "ready s": found[name]["ready_s"],
-            "first logits s": found[name]["first_logits_s"],
-            "process s": found[name]["process_s"],
-            "peak MB": found[name]["peak_bytes"] / 1e6,
-            "peak / file": found[name]["peak_bytes"] / size,
+            "ready s": medians[name]["ready_s"],
+            "first logits s": medians[name]["first_logits_s"],
+            "process s": medians[name]["process_s"],
+            "peak MB": medians[name]["peak_bytes"] / 1e6,
+            "peak / file": medians[name]["peak_bytes"] / size,
         }
         for name in ("llamarium", "transformers")
     ]
-    common.report(f"load-{options.model}", options, rows, {"file_bytes": size, **found})
+    common.report(f"load-{options.model}", options, rows, {"file_bytes": size, **medians})
 
 
 if __name__ == "__main__":

@@ -123,26 +123,26 @@ def main() -> None:
         common.serve(run(SIDES[side](precision)))
         return
     names = [(name, precision) for precision in PRECISIONS for name in SIDES]
-    given = ("--threads", str(options.threads), "--side")
-    sides: Any = {f"{name} {precision}": common.Worker(*given, name, precision) for name, precision in names}
-    found: Any = common.alternate(options.rounds, sides)
+    arguments = ("--threads", str(options.threads), "--side")
+    sides: Any = {f"{name} {precision}": common.Worker(*arguments, name, precision) for name, precision in names}
+    medians: Any = common.alternate(options.rounds, sides)
     ours, theirs = ("bfloat16" if multiplies_bfloat16() else "float32"), "float32"
     table: list[dict[str, Any]] = []
     for side in sides:
         name, precision = side.split()
-        speed, memory = found[side]["tokens_per_user_s"], peak_bytes(name, precision, options.threads)
+        speed, memory = medians[side]["tokens_per_user_s"], peak_bytes(name, precision, options.threads)
         table.append(
             {
                 "program": side + " (default)" * (side in (f"llamarium {ours}", f"peft {theirs}")),
-                "tokens/s": found[side]["tokens_per_s"],
+                "tokens/s": medians[side]["tokens_per_s"],
                 "tokens/user s": speed,
-                "times PEFT": speed / found[f"peft {precision}"]["tokens_per_user_s"],
-                "times PEFT's default": speed / found[f"peft {theirs}"]["tokens_per_user_s"],
+                "times PEFT": speed / medians[f"peft {precision}"]["tokens_per_user_s"],
+                "times PEFT's default": speed / medians[f"peft {theirs}"]["tokens_per_user_s"],
                 "memory MiB": memory / 2**20,
-                "loss": found[side]["loss"],
+                "loss": medians[side]["loss"],
             }
         )
-    common.report("lora", options, table, {"default": ours, "table": table, **found})
+    common.report("lora", options, table, {"default": ours, "table": table, **medians})
 
 
 if __name__ == "__main__":

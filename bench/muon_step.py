@@ -35,12 +35,12 @@ def _user() -> float:
 def measure(rounds: int, threads: int) -> dict[str, Any]:
     """Return the median milliseconds of user time of AdamW's and Muon's step, by shape."""
     torch.set_num_threads(threads)
-    own = {name: value for name, value in SHAPE.items() if name not in ("preset", "context")}
+    sizes = {name: value for name, value in SHAPE.items() if name not in ("preset", "context")}
     shapes = {
-        "2.4M": replace(preset("small"), vocab_size=65, **own),
+        "2.4M": replace(preset("small"), vocab_size=65, **sizes),
         "10.7M": replace(preset("nano-gpt"), vocab_size=65),
     }
-    found: dict[str, Any] = {"fast bfloat16": multiplies_bfloat16()}
+    results: dict[str, Any] = {"fast bfloat16": multiplies_bfloat16()}
     for label, shape in shapes.items():
         for name in ("adamw", "muon"):
             model, times = init_weights(LlamaForCausalLM(shape), 0), list[float]()
@@ -52,8 +52,8 @@ def measure(rounds: int, threads: int) -> dict[str, Any]:
                 for optimizer in optimizers:
                     optimizer.step()
                 times.append(_user() - begin)
-            found[f"{label} {name} ms"] = 1000 * median(times[1:])
-    return found
+            results[f"{label} {name} ms"] = 1000 * median(times[1:])
+    return results
 
 
 def main() -> None:

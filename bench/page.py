@@ -69,8 +69,8 @@ def visit(page: Page, view: str) -> float:
 
 def views_of(page: Page) -> list[str]:
     """Return what links call the views of the room that is open."""
-    found = page.eval_on_selector_all("nav.views a", "(links) => links.map((one) => one.getAttribute('href'))")
-    return [re.findall(r"stage=([^&]+)", link)[0] for link in found]
+    links = page.eval_on_selector_all("nav.views a", "(links) => links.map((one) => one.getAttribute('href'))")
+    return [re.findall(r"stage=([^&]+)", link)[0] for link in links]
 
 
 @contextmanager
@@ -94,13 +94,13 @@ def inspecting(model: list[str]) -> Generator[str]:
             process.terminate()
 
 
-def opening(browser: Browser, link: str, there: str = 'article .body[aria-busy="false"]') -> float:
+def opening(browser: Browser, link: str, selector: str = 'article .body[aria-busy="false"]') -> float:
     """Return the milliseconds from a new tab to the first view with its numbers, or to what a selector names."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     begin = time.perf_counter()
     page.goto(link)
-    page.wait_for_selector(there)
+    page.wait_for_selector(selector)
     seconds = time.perf_counter() - begin
     context.close()
     return 1000 * seconds
@@ -149,9 +149,9 @@ def story_frames(browser: Browser, link: str) -> dict[str, float]:
     page.goto(link.replace("stage=map", "stage=story"))
     page.wait_for_selector("main[data-ready] .scroller")
     cards = page.locator("section.page").count() - 1
-    seen = [page.evaluate(f"({FRAMES})({json.dumps(NEXT_CARD)})") for _ in range(cards)]
+    measured = [page.evaluate(f"({FRAMES})({json.dumps(NEXT_CARD)})") for _ in range(cards)]
     page.close()
-    return _of_frames(seen)
+    return _of_frames(measured)
 
 
 def long_text(page: Page, link: str) -> dict[str, float]:
@@ -180,16 +180,16 @@ def long_text(page: Page, link: str) -> dict[str, float]:
     return {"first piece": 1000 * first, "stopped": 1000 * stopped, "another text then": 1000 * free}
 
 
-def _of_frames(seen: list[dict[str, list[float]]]) -> dict[str, float]:
-    times = sorted(one for part in seen for one in part["frames"])
-    tasks = [one for part in seen for one in part["tasks"]]
+def _of_frames(measured: list[dict[str, list[float]]]) -> dict[str, float]:
+    times = sorted(ms for part in measured for ms in part["frames"])
+    tasks = [ms for part in measured for ms in part["tasks"]]
     return {"median": statistics.median(times), "p95": times[int(0.95 * len(times))], "task": max(tasks, default=0.0)}
 
 
 def bundle_kb() -> float:
     """Return the size of the page as the server sends it."""
     assets = read_assets().values()
-    return sum(len(one.body if one.zipped is None else one.zipped) for one in assets) / 1000
+    return sum(len(asset.body if asset.zipped is None else asset.zipped) for asset in assets) / 1000
 
 
 def walk(page: Page, rounds: int) -> dict[str, dict[str, float]]:
@@ -263,8 +263,8 @@ def long_tasks(page: Page, link: str) -> dict[str, float]:
 def heap(session: CDPSession) -> float:
     """Return MB of the tab's JavaScript heap, after a collection."""
     session.send("HeapProfiler.collectGarbage")
-    told = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
-    return told["JSHeapUsedSize"] / 1e6
+    metrics = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
+    return metrics["JSHeapUsedSize"] / 1e6
 
 
 def with_text(link: str, text: str) -> str:
@@ -274,15 +274,15 @@ def with_text(link: str, text: str) -> str:
 
 def measure(browser: Browser, link: str, rounds: int) -> dict[str, Any]:
     """Do everything that the module says."""
-    drawn = [opening(browser, link, ".picture[data-far]") for _ in range(rounds)]
-    opened = [opening(browser, link) for _ in range(rounds)]
+    picture_ms = [opening(browser, link, ".picture[data-far]") for _ in range(rounds)]
+    opening_ms = [opening(browser, link) for _ in range(rounds)]
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")
     page.goto(link)
     until_settled(page)
-    results: dict[str, Any] = {"opening": {"first": opened[0], "later": statistics.median(opened)}}
-    results["picture"] = {"first": drawn[0], "later": statistics.median(drawn)}
+    results: dict[str, Any] = {"opening": {"first": opening_ms[0], "later": statistics.median(opening_ms)}}
+    results["picture"] = {"first": picture_ms[0], "later": statistics.median(picture_ms)}
     results["frames"] = frames(browser, with_text(link, " ".join((WORDS * 3).split()[:32])), rounds)
     results["frames"]["story"] = story_frames(browser, link)
     results["2,000 tokens, picture"] = long_text(page, link)
@@ -314,7 +314,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = [{"view": name, **times} for name, times in views.items()]
     rows += [{"view": name, "later": value} for name, value in (results["growing"] | results["256 tokens"]).items()]
     for name, times in results["frames"].items():
-        rows += [{"view": f"frames, {name}: {what}", "later": value} for what, value in times.items()]
+        rows += [{"view": f"frames, {name}: {kind}", "later": value} for kind, value in times.items()]
     for name, value in results["2,000 tokens, picture"].items():
         rows.append({"view": f"2,000 tokens, picture: {name}", "later": value})
     rows += [{"view": name, "later": results[name]} for name in ("2,000 tokens, attention", "heap MB", "bundle kB")]

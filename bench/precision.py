@@ -25,20 +25,20 @@ EXAMPLES = Path(__file__).with_name("examples.jsonl")
 def run(options: Any, precision: str, seed: int) -> dict[str, float]:
     """Train once; return the lowest validation loss and the seconds of user time."""
     begin = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-    how: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "precision": precision, "seed": seed, "steps": options.steps, "sample_every": 0, "threads": options.threads,
         "eval_every": options.eval_every, "eval_rows": 0, "save_every": options.steps,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         if options.work == "pretrain":
-            found = llamarium.pretrain(
-                Path(folder) / "run", data=options.data or "shakespeare", batch_rows=8, **SHAPE, **how
+            result = llamarium.pretrain(
+                Path(folder) / "run", data=options.data or "shakespeare", batch_rows=8, **SHAPE, **settings
             )
         else:
-            how |= {"data": options.data or str(EXAMPLES), "context": 128, "validation": 0.2}
-            found = llamarium.finetune(Path(folder) / "run", model=options.model, **how)
+            settings |= {"data": options.data or str(EXAMPLES), "context": 128, "validation": 0.2}
+            result = llamarium.finetune(Path(folder) / "run", model=options.model, **settings)
     user = resource.getrusage(resource.RUSAGE_SELF).ru_utime - begin
-    return {"loss": found.position.best_loss, "user_s": user}
+    return {"loss": result.position.best_loss, "user_s": user}
 
 
 def main() -> None:
@@ -51,26 +51,26 @@ def main() -> None:
     parser.add_argument("--eval-every", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {"float32": [], "bfloat16": []}
+    runs_of: dict[str, list[dict[str, float]]] = {"float32": [], "bfloat16": []}
     for seed in range(options.seeds):
-        for precision, runs in found.items():
+        for precision, runs in runs_of.items():
             runs.append(run(options, precision, seed))
-    losses = {precision: [one["loss"] for one in runs] for precision, runs in found.items()}
+    losses = {precision: [row["loss"] for row in runs] for precision, runs in runs_of.items()}
     table = [
         {
             "precision": precision,
             "loss": statistics.mean(losses[precision]),
             "lowest": min(losses[precision]),
             "highest": max(losses[precision]),
-            "user s": statistics.mean(one["user_s"] for one in runs),
+            "user s": statistics.mean(row["user_s"] for row in runs),
         }
-        for precision, runs in found.items()
+        for precision, runs in runs_of.items()
     ]
     difference = abs(statistics.mean(losses["float32"]) - statistics.mean(losses["bfloat16"]))
     spread = max(max(of) - min(of) for of in losses.values())
     claim = {"difference": difference, "spread": spread, "within": difference <= spread}
     print(f"means differ by {difference:.4f}; seeds by {spread:.4f}")
-    common.report(f"precision-{options.work}", options, table, {"runs": found, **claim})
+    common.report(f"precision-{options.work}", options, table, {"runs": runs_of, **claim})
 
 
 if __name__ == "__main__":

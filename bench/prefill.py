@@ -54,7 +54,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     llama, peer = load_ours(options.model), load_theirs(options.model)
     runner, prompt = llama.runner, token_ids(llama.config.vocab_size, options.prompt_tokens)
-    found = common.alternate(
+    medians = common.alternate(
         options.rounds, {"llamarium": lambda: ours(runner, prompt), "transformers": lambda: theirs(peer, prompt)}
     )
     work = flops(llama.config, len(prompt)) / len(prompt)
@@ -62,14 +62,14 @@ def main() -> None:
         {
             "model": options.model,
             "program": name,
-            "tokens/s": found[name]["tokens_per_s"],
-            "GFLOP/s": found[name]["tokens_per_s"] * work / 1e9,
-            "times transformers": found["llamarium / transformers"]["tokens_per_s"] if name == "llamarium" else 1.0,
+            "tokens/s": medians[name]["tokens_per_s"],
+            "GFLOP/s": medians[name]["tokens_per_s"] * work / 1e9,
+            "times transformers": medians["llamarium / transformers"]["tokens_per_s"] if name == "llamarium" else 1.0,
         }
         for name in ("llamarium", "transformers")
     ]
     peak = {"float32_matmul_gflops": matmul_gflops(), "flops_per_token": work}
-    common.report(f"prefill-{options.model}", options, rows, {**peak, **found})
+    common.report(f"prefill-{options.model}", options, rows, {**peak, **medians})
 
 
 if __name__ == "__main__":

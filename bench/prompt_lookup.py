@@ -29,8 +29,8 @@ PROSE = (common.ROOT / "docs" / "architecture.md").read_text()
 def prompt_of(task: str, llama: llamarium.Llama, num_characters: int) -> list[int]:
     """Return a task's token ids."""
     if task == "repeat":
-        half = SOURCE[: len(SOURCE) // 2]
-        return llama.encode(f"# The file:\n{half}\n# The same file once more:\n{half[:200]}")
+        first_half = SOURCE[: len(SOURCE) // 2]
+        return llama.encode(f"# The file:\n{first_half}\n# The same file once more:\n{first_half[:200]}")
     return llama.encode(PROSE[:num_characters])
 
 
@@ -69,17 +69,17 @@ def main() -> None:
     rows, results = [], {}
     for task in options.task or TASKS:
         sides = {name: Side(llama, task, options, looks_up=name == "lookup") for name in ("lookup", "without")}
-        found = common.alternate(options.rounds, dict(sides))
+        medians = common.alternate(options.rounds, dict(sides))
         if sides["lookup"].ids != sides["without"].ids:
             raise SystemExit(f"{task}: prompt lookup changed the tokens")
-        results[task] = found | {"counts": sides["lookup"].counts}
+        results[task] = medians | {"counts": sides["lookup"].counts}
         rows.append(
             {
                 "task": task,
-                "tokens/s": found["lookup"]["tokens_per_s"],
-                "without": found["without"]["tokens_per_s"],
-                "times": found["lookup / without"]["tokens_per_s"],
-                "by CPU time": found["lookup / without"]["tokens_per_cpu_s"],
+                "tokens/s": medians["lookup"]["tokens_per_s"],
+                "without": medians["without"]["tokens_per_s"],
+                "times": medians["lookup / without"]["tokens_per_s"],
+                "by CPU time": medians["lookup / without"]["tokens_per_cpu_s"],
                 **sides["lookup"].counts,
             }
         )

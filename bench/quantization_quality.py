@@ -59,21 +59,21 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    made = parser(__doc__)
-    made.add_argument("--model", default="shakespeare-char", help="an unquantized model, or one with --requantize")
-    made.add_argument("--text", help="a text file in UTF-8 (default: Python's manual)")
-    made.add_argument("--tokens", type=int, default=20_000, help="tokens that are measured (default %(default)s)")
-    made.add_argument("--samples", type=int, default=64, help="windows to calibrate with (default %(default)s)")
-    made.add_argument("--context", type=int, default=512, help="tokens of a window (default %(default)s)")
-    made.add_argument("--types", default="Q4_0,Q4_1,IQ4_NL,Q8_0", help="of the layers (default %(default)s)")
-    made.add_argument(
+    result = parser(__doc__)
+    result.add_argument("--model", default="shakespeare-char", help="an unquantized model, or one with --requantize")
+    result.add_argument("--text", help="a text file in UTF-8 (default: Python's manual)")
+    result.add_argument("--tokens", type=int, default=20_000, help="tokens that are measured (default %(default)s)")
+    result.add_argument("--samples", type=int, default=64, help="windows to calibrate with (default %(default)s)")
+    result.add_argument("--context", type=int, default=512, help="tokens of a window (default %(default)s)")
+    result.add_argument("--types", default="Q4_0,Q4_1,IQ4_NL,Q8_0", help="of the layers (default %(default)s)")
+    result.add_argument(
         "--heads", default="kept,Q8_0,same", help="of the head; same is the layers' (default %(default)s)"
     )
-    made.add_argument("--methods", default=",".join(METHODS), help="(default %(default)s)")
-    made.add_argument("--requantize", action="store_true", help="take a model that is quantized")
-    made.add_argument("--auto", type=int, default=0, metavar="N", help="choose a head by N windows, too")
-    made.add_argument("--name", help="of the result")
-    return made.parse_args()
+    result.add_argument("--methods", default=",".join(METHODS), help="(default %(default)s)")
+    result.add_argument("--requantize", action="store_true", help="take a model that is quantized")
+    result.add_argument("--auto", type=int, default=0, metavar="N", help="choose a head by N windows, too")
+    result.add_argument("--name", help="of the result")
+    return result.parse_args()
 
 
 def _manual() -> str:
@@ -106,15 +106,15 @@ def _heads(options: argparse.Namespace, type_name: str) -> list[str]:
 def _measure(original: Llama, model: LlamaForCausalLM, text: str, options: argparse.Namespace) -> dict[str, Any]:
     llama = Llama("quantized", model, original.tokenizer)
     context = min(options.context, _limit(original))
-    found = llama.divergence(text, against=original, context=context, stride=context // 2)
+    divergence = llama.divergence(text, against=original, context=context, stride=context // 2)
     return {
         "bits": _bits(model),
-        "perplexity": found.model.perplexity,
-        "original": found.against.perplexity,
-        "kl": f"{found.kl:.5f}",
-        "kl_error": f"{found.kl_error:.5f}",
-        "kl_99": f"{found.kl_percentile:.4f}",
-        "same_top": f"{found.same_top:.4f}",
+        "perplexity": divergence.model.perplexity,
+        "original": divergence.against.perplexity,
+        "kl": f"{divergence.kl:.5f}",
+        "kl_error": f"{divergence.kl_error:.5f}",
+        "kl_99": f"{divergence.kl_percentile:.4f}",
+        "same_top": f"{divergence.same_top:.4f}",
     }
 
 

@@ -33,12 +33,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "dialogs.jsonl")
         write(path, options.megabytes * 1_000_000)
-        ways = {"parse": parse, "read": read, "understood": understand}
+        readers = {"parse": parse, "read": read, "understood": understand}
         with common.Load() as load:
-            found: Any = common.alternate(options.rounds, {name: timed(way, path) for name, way in ways.items()})
+            medians: Any = common.alternate(
+                options.rounds, {name: timed(reader, path) for name, reader in readers.items()}
+            )
 
-    rows = [{"what": name, "MB/s": found[name]["MB/s"], "peak MB": found[name]["peak MB"]} for name in ways]
-    common.report("read-data", options, rows, {**found, "others": load.others})
+    rows = [{"what": name, "MB/s": medians[name]["MB/s"], "peak MB": medians[name]["peak MB"]} for name in readers]
+    common.report("read-data", options, rows, {**medians, "others": load.others})
 
 
 def write(path: Path, size: int) -> None:
@@ -52,12 +54,12 @@ def write(path: Path, size: int) -> None:
             file.write(json.dumps({"messages": messages}) + "\n")
 
 
-def timed(way: Callable[[Path], int], path: Path) -> Callable[[], dict[str, float]]:
+def timed(reader: Callable[[Path], int], path: Path) -> Callable[[], dict[str, float]]:
     """Return a function that reads the file; its speed, and the process's peak memory so far."""
 
     def run() -> dict[str, float]:
         begin = time.perf_counter()
-        count = way(path)
+        count = reader(path)
         assert count
         speed = path.stat().st_size / (time.perf_counter() - begin) / 1e6
         return {"MB/s": speed, "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000}

@@ -38,23 +38,23 @@ THINGS = (
 
 def sums(folder: Path) -> None:
     """Write what the base reads, and the prompts, in an order of their own."""
-    drawn = random.Random(0)
+    source = random.Random(0)
     lines = list[str]()
     for _ in range(40_000):
-        a, b, wrong = drawn.randrange(10), drawn.randrange(10), drawn.choices((0, 1, -1), (25, 40, 35))[0]
-        lines.append(f"{a}+{b}={max(0, a + b + wrong)}")
+        a, b, error = source.randrange(10), source.randrange(10), source.choices((0, 1, -1), (25, 40, 35))[0]
+        lines.append(f"{a}+{b}={max(0, a + b + error)}")
     (folder / "text.txt").write_text("\n".join(lines) + "\n")
     pairs = [(a, b) for a in range(10) for b in range(10)]
-    drawn.shuffle(pairs)
+    source.shuffle(pairs)
     write(folder, [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs])
 
 
 def form(folder: Path) -> None:
     """Write the questions."""
-    asked = [f"What is the capital of {name}? Answer in one word." for name in COUNTRIES]
-    asked += [f"What is the colour of {name}? Answer in one word." for name in THINGS]
-    random.Random(0).shuffle(asked)
-    write(folder, [{"prompt": prompt} for prompt in asked])
+    questions = [f"What is the capital of {name}? Answer in one word." for name in COUNTRIES]
+    questions += [f"What is the colour of {name}? Answer in one word." for name in THINGS]
+    random.Random(0).shuffle(questions)
+    write(folder, [{"prompt": prompt} for prompt in questions])
 
 
 def write(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
@@ -84,24 +84,24 @@ def right(task: str, answer: str, row: Mapping[str, str]) -> bool:
 
 def shares(task: str, llama: Llama, rows: Sequence[Mapping[str, str]]) -> tuple[float, float]:
     """Return which share of sampled and of greedy answers to some prompts is right."""
-    found = list[float]()
+    right_shares = list[float]()
     limits: dict[str, Any] = {"max_tokens": TASKS[task]["max_tokens"], "stop": "\n" if task == "sums" else None}
     for options in ({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "n": 8, "seed": 0}, {"temperature": 0.0}):
         marks = list[bool]()
         for row in rows:
             if task == "sums":
-                made = llama.generate(row["prompt"], **limits, **options)
+                generation = llama.generate(row["prompt"], **limits, **options)
             else:
-                made = llama.chat([{"role": "user", "content": row["prompt"]}], **limits, **options)
-            marks += [right(task, completion.text, row) for completion in made.completions]
-        found.append(sum(marks) / len(marks))
-    return found[0], found[1]
+                generation = llama.chat([{"role": "user", "content": row["prompt"]}], **limits, **options)
+            marks += [right(task, completion.text, row) for completion in generation.completions]
+        right_shares.append(sum(marks) / len(marks))
+    return right_shares[0], right_shares[1]
 
 
 def seconds() -> float:
     """Return the processor time of this process so far."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def one(task: str, seed: int, folder: Path) -> dict[str, float]:
@@ -115,7 +115,7 @@ def one(task: str, seed: int, folder: Path) -> dict[str, float]:
             ).checkpoint
         )  # fmt: skip
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
-    held = rows[-round(HELD_OUT * len(rows)) :]
+    held_out = rows[-round(HELD_OUT * len(rows)) :]
     dtype: Any = {} if task == "sums" else {"dtype": "float32"}
     before, begin = shares(task, llamarium.load(model, **dtype), rows), seconds()
     differences = list[float]()
@@ -132,7 +132,7 @@ def one(task: str, seed: int, folder: Path) -> dict[str, float]:
             if task == "sums"
             else llamarium.load(adapter=ending.checkpoint, dtype="float32")
         )
-        after, unseen = shares(task, taught, rows), shares(task, taught, held)
+        after, unseen = shares(task, taught, rows), shares(task, taught, held_out)
     return {
         "sampled before": before[0], "greedy before": before[1], "sampled after": after[0], "greedy after": after[1],
         "of unseen": unseen[0], "processor s": taken, "largest difference": max(differences),
@@ -144,14 +144,14 @@ def main() -> None:
     parser = common.parser(__doc__)
     parser.add_argument("--task", choices=TASKS, default="sums")
     options = parser.parse_args()
-    found = list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
     for seed in SEEDS:
         with TemporaryDirectory() as name:
             folder = Path(name)
             {"sums": sums, "form": form}[options.task](folder)
-            found.append({"seed": seed, **one(options.task, seed, folder)})
-    results = {"rows": found, "settings": TASKS[options.task]}
-    common.report(f"rewards-{options.task}", options, found, results)
+            rows.append({"seed": seed, **one(options.task, seed, folder)})
+    results = {"rows": rows, "settings": TASKS[options.task]}
+    common.report(f"rewards-{options.task}", options, rows, results)
 
 
 if __name__ == "__main__":

@@ -114,20 +114,22 @@ def as_tokenizers(model: SentencePieceModel) -> tokenizers.Tokenizer:
     """Return the pipeline that transformers makes of a vocabulary."""
     if model.kind == "unigram":
         scored = list(zip(model.pieces, model.scores, strict=True))
-        made = tokenizers.Tokenizer(models.Unigram(scored, unk_id=model.unknown_id, byte_fallback=model.byte_fallback))
-        made.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="always")
-        return made
+        result = tokenizers.Tokenizer(
+            models.Unigram(scored, unk_id=model.unknown_id, byte_fallback=model.byte_fallback)
+        )
+        result.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="always")
+        return result
     ids = {piece: i for i, piece in enumerate(model.pieces)}
     merges: list[tuple[str, str]] = []
     for piece in sorted(ids, key=lambda piece: -model.scores[ids[piece]]):
         halves = [(piece[:size], piece[size:]) for size in range(1, len(piece))]
-        known = [(left, right) for left, right in halves if left in ids and right in ids]
-        merges += sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        pairs = [(left, right) for left, right in halves if left in ids and right in ids]
+        merges += sorted(pairs, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
     unknown = None if model.unknown_id is None else model.pieces[model.unknown_id]
     bpe = models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback)
-    made = tokenizers.Tokenizer(bpe)
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    return made
+    result = tokenizers.Tokenizer(bpe)
+    result.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    return result
 
 
 def measure(encode: Callable[[str], Any], text: str) -> dict[str, float]:

@@ -116,35 +116,35 @@ def seconds_until(browser: Browser, address: str, selector: str) -> float:
 def screens(browser: Browser, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure how soon each screen is there."""
     site = write_site(folder / "site", options.model)
-    found: dict[str, list[float]] = {name: [] for name in SCREENS}
+    seconds_of: dict[str, list[float]] = {name: [] for name in SCREENS}
     with served(folder) as address:
         for _ in range(options.rounds + 1):
             for name, (fragment, selector) in SCREENS.items():
-                found[name].append(seconds_until(browser, f"{address}site/{fragment}", selector))
-    medians = {f"{name} s": statistics.median(times[1:]) for name, times in found.items()}
+                seconds_of[name].append(seconds_until(browser, f"{address}site/{fragment}", selector))
+    medians = {f"{name} s": statistics.median(times[1:]) for name, times in seconds_of.items()}
     return {"seconds": medians, "model": site.models[0].name, "site bytes": site.num_bytes}
 
 
 def speed(browser: Browser, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure tokens per second."""
-    source, made = WEB / "tests/engine/browser.ts", folder / "engine.mjs"
-    bundle = ["node_modules/.bin/rolldown", source, "--file", made, "--format", "esm", "--platform", "browser"]
+    source, bundled = WEB / "tests/engine/browser.ts", folder / "engine.mjs"
+    bundle = ["node_modules/.bin/rolldown", source, "--file", bundled, "--format", "esm", "--platform", "browser"]
     subprocess.run(list(map(str, bundle)), cwd=WEB, check=True, stdout=subprocess.DEVNULL)
     shutil.copyfile(KERNELS, folder / "kernels.wasm")
     (folder / "model.gguf").symlink_to(Path(options.model).resolve())
     (folder / "index.html").write_text("<!doctype html><title>speed</title>")
-    opened, asked = [options.prompt + options.answer + 1], [" the" * options.prompt, options.answer]
+    open_arguments, round_arguments = [options.prompt + options.answer + 1], [" the" * options.prompt, options.answer]
     with served(folder) as address:
         page = browser.new_page()
         page.goto(address)
         page.set_default_timeout(0)
-        results: dict[str, Any] = {"opening s": {"llamarium": page.evaluate(OPEN_ENGINE, opened)}}
-        sides = {"llamarium": lambda: page.evaluate(ENGINE_ROUND, asked)}
+        results: dict[str, Any] = {"opening s": {"llamarium": page.evaluate(OPEN_ENGINE, open_arguments)}}
+        sides = {"llamarium": lambda: page.evaluate(ENGINE_ROUND, round_arguments)}
         if options.peer:
             (folder / "wllama").symlink_to((options.peer / "esm").resolve())
-            results["opening s"]["wllama"] = page.evaluate(OPEN_PEER, opened)
+            results["opening s"]["wllama"] = page.evaluate(OPEN_PEER, open_arguments)
             results["wllama"] = json.loads((options.peer / "package.json").read_text())["version"]
-            sides["wllama"] = lambda: page.evaluate(PEER_ROUND, asked)
+            sides["wllama"] = lambda: page.evaluate(PEER_ROUND, round_arguments)
         results["tokens/s"] = common.alternate(options.rounds, sides)
     return results
 

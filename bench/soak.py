@@ -87,11 +87,11 @@ class Soak:
     held_after: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     responses: deque[tuple[str, int]] = field(default_factory=lambda: deque[tuple[str, int]](maxlen=MAX_BRANCHED))
 
-    async def ask_all(self, asked: Iterator[Asking], num_clients: int) -> None:
+    async def ask_all(self, requests: Iterator[Asking], num_clients: int) -> None:
         """Ask with so many clients at once."""
 
         async def ask_on() -> None:
-            for asking in asked:
+            for asking in requests:
                 outcome = await self._ask(asking)
                 self.outcomes[asking.kind, outcome] += 1
                 self.num_done += 1
@@ -99,8 +99,8 @@ class Soak:
                     self.memory.append((self.num_done, self.server.resident_bytes))
                     self.disk.append(self.server.disk_bytes)
                 if self.num_done in CHECKPOINTS:
-                    self.held_after[self.num_done] = held = self.server.held()
-                    print(f"after {self.num_done}: {json.dumps(held)}", file=sys.stderr, flush=True)
+                    self.held_after[self.num_done] = state = self.server.held()
+                    print(f"after {self.num_done}: {json.dumps(state)}", file=sys.stderr, flush=True)
 
         await asyncio.gather(*(ask_on() for _ in range(num_clients)))
 
@@ -109,7 +109,7 @@ class Soak:
         if asking.leaves == "sending":
             return await self._leave_while_sending(asking)
         parts: list[bytes] = []
-        sent, depth = self._continued(asking)
+        request_body, depth = self._continued(asking)
 
         def receive(response: Response, now: float, body: bytes) -> None:
             parts.append(body)
@@ -117,10 +117,10 @@ class Soak:
                 raise Left
 
         limit_s = asking.patience * self.typical_s if asking.leaves == "waiting" else None
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             async with asyncio.timeout(limit_s):
-                response = await self.connections.send("POST", asking.path, sent, receive)
+                response = await self.connections.send("POST", asking.path, request_body, receive)
         except Left:
             return "left among events"
         except TimeoutError:
@@ -129,7 +129,7 @@ class Soak:
             self._note(asking, repr(error))
             return "no answer"
         if asking.kind in ("whole", "stream"):
-            self.typical_s += (time.perf_counter() - begun - self.typical_s) / 16
+            self.typical_s += (time.perf_counter() - start - self.typical_s) / 16
         body = b"".join(parts)
         self._check(asking, response, body)
         if asking.path == RESPONSES and asking.kind == "whole" and response.status == 200 and depth < MAX_DEPTH:
@@ -151,9 +151,9 @@ class Soak:
         if response.status != (asking.expected or 200) or not is_whole:
             self._note(asking, f"{response.status} {body[-300:]!r}")
 
-    def _note(self, asking: Asking, what: str) -> None:
+    def _note(self, asking: Asking, problem: str) -> None:
         """Note what should not have been."""
-        self.unexpected = [*self.unexpected, f"{asking}: {what}"][:10]
+        self.unexpected = [*self.unexpected, f"{asking}: {problem}"][:10]
 
     async def _leave_while_sending(self, asking: Asking) -> str:
         """Send a part of a request and hang up."""
@@ -197,10 +197,10 @@ async def settled(server: Server, descriptors: int = 0) -> dict[str, Any]:
     """Return what a server holds once it has closed its clients' connections, for which it has some seconds."""
     for _ in range(24 if descriptors else 4):
         await asyncio.sleep(0.5)
-        held = server.held()
-        if held["descriptors"] <= descriptors:
+        state = server.held()
+        if state["descriptors"] <= descriptors:
             break
-    return held
+    return state
 
 
 def _metric(text: str, name: str) -> float:
@@ -218,22 +218,22 @@ async def soak(server: Server, number: int, num_clients: int, seed: int = 0) -> 
     warm = Soak(server, connections)
     first = chain(of_each_kind(), askings(20 * num_clients, seed + 1))
     await warm.ask_all(first, num_clients)  # every thread, module and buffer is there
-    said, _ = await probe(connections), await idle(connections)
+    answer, _ = await probe(connections), await idle(connections)
     connections.close()
     before = await settled(server)
-    run, begun = Soak(server, connections), time.monotonic()
+    run, start = Soak(server, connections), time.monotonic()
     await run.ask_all(askings(number, seed), num_clients)
-    seconds = time.monotonic() - begun
-    left = await idle(connections)
-    is_same = await probe(connections) == said
+    seconds = time.monotonic() - start
+    remaining = await idle(connections)
+    is_same = await probe(connections) == answer
     status, health = await get(connections, "/health")
     _, metrics = await get(connections, "/metrics")
     connections.close()
     return {
         "requests": number,
         "requests/s": number / seconds,
-        "outcomes": {f"{kind}: {how}": count for (kind, how), count in sorted(run.outcomes.items())},
-        "5xx": sum(count for (_, how), count in run.outcomes.items() if how.startswith("5")),
+        "outcomes": {f"{kind}: {outcome}": count for (kind, outcome), count in sorted(run.outcomes.items())},
+        "5xx": sum(count for (_, outcome), count in run.outcomes.items() if outcome.startswith("5")),
         "unexpected": run.unexpected + warm.unexpected,
         "bytes a request": slope(run.memory[len(run.memory) // 2 :]),
         "bytes a request, first half": slope(run.memory[: len(run.memory) // 2]),
@@ -244,7 +244,7 @@ async def soak(server: Server, number: int, num_clients: int, seed: int = 0) -> 
         "bytes on disk, at most": max(run.disk),
         "tokens from disk": _metric(metrics, "prefix_cache_disk_hits_total"),
         "held after": run.held_after,
-        "left in the engine": left,
+        "left in the engine": remaining,
         "health": [status, json.loads(health)["status"]],
         "same answer as before": is_same,
     }
@@ -269,13 +269,13 @@ def measure(number: int, num_clients: int, model: str | None = None, seed: int =
         folder = Path(name)
         path, memory = (str(write_model(folder)), SCARCE) if model is None else (model, "1GiB")
         with started(path, memory, folder / "log") as server:
-            found = asyncio.run(soak(server, number, num_clients, seed))
-            found["exit code"] = end(server)
+            results = asyncio.run(soak(server, number, num_clients, seed))
+            results["exit code"] = end(server)
         log, recorded = (folder / "log").read_text(), (folder / "record").stat().st_size
-    found["model"] = RANDOM if model is None else model
-    found["bytes recorded"] = recorded
-    found["log"] = {word: log.count(word) for word in ("Traceback", "internal_error", "Exception")}
-    return found
+    results["model"] = RANDOM if model is None else model
+    results["bytes recorded"] = recorded
+    results["log"] = {word: log.count(word) for word in ("Traceback", "internal_error", "Exception")}
+    return results
 
 
 def main() -> None:
@@ -287,19 +287,19 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write the JSON line to bench/results/ too")
     options = parser.parse_args()
     try:
-        found = measure(options.requests, options.clients, options.model)
+        results = measure(options.requests, options.clients, options.model)
     except ServerError as error:
         raise SystemExit(f"the server does not start: {error}") from None
     names = ("resident_bytes", "descriptors", "threads", "tasks", "objects", "allocations")
-    rows = [{"what": name, "before": found["before"][name], "after": found["after"][name]} for name in names]
-    tables = found["after"]["tables"]
-    rows += [{"what": name, "before": found["before"]["tables"].get(name), "after": tables[name]} for name in tables]
-    rows += [{"what": name, "before": None, "after": count} for name, count in found["outcomes"].items()]
+    rows = [{"what": name, "before": results["before"][name], "after": results["after"][name]} for name in names]
+    tables = results["after"]["tables"]
+    rows += [{"what": name, "before": results["before"]["tables"].get(name), "after": tables[name]} for name in tables]
+    rows += [{"what": name, "before": None, "after": count} for name, count in results["outcomes"].items()]
     rows += [
-        {"what": f"{name}", "before": None, "after": found[name]}
+        {"what": f"{name}", "before": None, "after": results[name]}
         for name in ("5xx", "bytes a request", "bytes on disk, at most", "exit code")
     ]
-    common.report("soak", options, rows, found)
+    common.report("soak", options, rows, results)
 
 
 if __name__ == "__main__":

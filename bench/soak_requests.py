@@ -78,8 +78,8 @@ HINTS: tuple[dict[str, Any], ...] = (
 
 def schema_form(source: random.Random) -> dict[str, Any]:
     """Return a form by a schema, with stop strings, which have no effect within it."""
-    named = {"name": "answer", "schema": source.choice(SCHEMAS)}
-    return {"response_format": {"type": "json_schema", "json_schema": named}, "stop": ["\n\n", "END"]}
+    json_schema = {"name": "answer", "schema": source.choice(SCHEMAS)}
+    return {"response_format": {"type": "json_schema", "json_schema": json_schema}, "stop": ["\n\n", "END"]}
 
 
 FORMS: tuple[Callable[[random.Random], dict[str, Any]], ...] = (
@@ -171,17 +171,17 @@ BADS: tuple[tuple[str, str, int], ...] = (
 
 def of_each_kind() -> Iterator[Asking]:
     """Yield a request with each form, schema and kind of tool, so that what they need is imported."""
-    source, said = random.Random(0), {"max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]}
+    source, shared = random.Random(0), {"max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]}
     forms = [form(source) for form in FORMS]
     for schema in SCHEMAS:
-        named = {"name": "answer", "schema": schema}
-        forms.append({"response_format": {"type": "json_schema", "json_schema": named}, "stop": ["END"]})
+        json_schema = {"name": "answer", "schema": schema}
+        forms.append({"response_format": {"type": "json_schema", "json_schema": json_schema}, "stop": ["END"]})
         for choice in ("auto", "required"):
             function = {"type": "function", "function": {"name": "look_up", "parameters": schema}}
             forms.append({"tools": [FOREIGN[0], function], "tool_choice": choice})
     for streams in (False, True):
         for form in forms:
-            yield Asking("whole", CHAT, json.dumps(said | form | {"stream": streams}).encode())
+            yield Asking("whole", CHAT, json.dumps(shared | form | {"stream": streams}).encode())
         yield response(source, streams=streams)
     yield explanation(source)
     for path, body, status in BADS:

@@ -106,12 +106,12 @@ class Server:
     def held(self) -> dict[str, Any]:
         """Return what it holds; `tables` are those that grow with requests."""
         self.process.send_signal(signal.SIGUSR1)
-        inside, place = json.loads(os.read(self.told, 4096)), Path(f"/proc/{self.process.pid}")
+        state, place = json.loads(os.read(self.told, 4096)), Path(f"/proc/{self.process.pid}")
         return {
             "resident_bytes": self.resident_bytes,
             "descriptors": len(list((place / "fd").iterdir())),
-            "threads": len(list((place / "task").iterdir())) - inside.pop("pool"),
-            **inside,
+            "threads": len(list((place / "task").iterdir())) - state.pop("pool"),
+            **state,
         }
 
 
@@ -121,18 +121,18 @@ def started(model: str, memory: str, log: Path) -> Generator[Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told, tells = os.pipe()
+    read_end, write_end = os.pipe()
     cache = log.with_name("cache")
     options = f"--port {port} --threads 1 --max-num-seqs {SLOTS} --kv-memory {memory} --served-model-name soaked"
     options += f" --cache-dir {cache} --cache-disk {DISK_BYTES}"
     options += f" --explain-cache --record {log.with_name('record')} --store-responses 1MiB --ngram-pool 1MiB"
-    command = [sys.executable, "-c", INSIDE, str(tells), "serve", "-m", model, *options.split()]
+    command = [sys.executable, "-c", INSIDE, str(write_end), "serve", "-m", model, *options.split()]
     with log.open("wb") as lines:
-        process = subprocess.Popen(command, stderr=lines, pass_fds=[tells])
-        os.close(tells)
+        process = subprocess.Popen(command, stderr=lines, pass_fds=[write_end])
+        os.close(write_end)
         try:
-            yield Server(process, Target(url=f"http://127.0.0.1:{port}", model="soaked"), told, cache)
+            yield Server(process, Target(url=f"http://127.0.0.1:{port}", model="soaked"), read_end, cache)
         finally:
             process.kill()
             process.wait()
-            os.close(told)
+            os.close(read_end)

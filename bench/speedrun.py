@@ -50,8 +50,8 @@ class Ended(Exception):
 
 def processor_s() -> float:
     """Return the seconds of user and system time of this process so far."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def train(settings: dict[str, Any], limit: float) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def train(settings: dict[str, Any], limit: float) -> dict[str, Any]:
     import llamarium
 
     begin, about = 0.0, {"parameters": 0, "steps": 0}
-    found: list[dict[str, float]] = []
+    validations: list[dict[str, float]] = []
 
     def watch(event: Mapping[str, Any]) -> None:
         nonlocal begin
@@ -69,9 +69,9 @@ def train(settings: dict[str, Any], limit: float) -> dict[str, Any]:
             if about["parameters"] > PARAMETERS:
                 raise SystemExit(f"{about['parameters']:,} parameters; at most {PARAMETERS:,} are allowed")
         elif event["event"] == "validation":
-            found.append({"step": event["step"], "loss": event["loss"], "seconds": processor_s() - begin})
-            print(found[-1], file=sys.stderr, flush=True)
-        if processor_s() - begin > limit or (found and found[-1]["loss"] <= TARGET):
+            validations.append({"step": event["step"], "loss": event["loss"], "seconds": processor_s() - begin})
+            print(validations[-1], file=sys.stderr, flush=True)
+        if processor_s() - begin > limit or (validations and validations[-1]["loss"] <= TARGET):
             raise Ended
 
     try:
@@ -79,9 +79,9 @@ def train(settings: dict[str, Any], limit: float) -> dict[str, Any]:
             llamarium.pretrain(Path(folder) / "run", watch=watch, **settings)
     except Ended:
         pass
-    arrived, seconds = bool(found) and found[-1]["loss"] <= TARGET, processor_s() - begin
-    last = found[-1] if found else {"step": 0, "loss": None, "seconds": 0.0}
-    return {"arrived": arrived, **last, **about, "ended_s": seconds, "validations": found}
+    arrived, seconds = bool(validations) and validations[-1]["loss"] <= TARGET, processor_s() - begin
+    last = validations[-1] if validations else {"step": 0, "loss": None, "seconds": 0.0}
+    return {"arrived": arrived, **last, **about, "ended_s": seconds, "validations": validations}
 
 
 def train_apart(settings: dict[str, Any], source: Path, limit: float) -> dict[str, Any]:
@@ -95,14 +95,14 @@ def train_apart(settings: dict[str, Any], source: Path, limit: float) -> dict[st
 
 def settings_of(options: Any, data: Path, seed: int) -> dict[str, Any]:
     """Return a run's settings; SystemExit if they break a rule."""
-    own = RECIPES[options.recipe] if options.settings is None else tomllib.loads(options.settings.read_text())
-    settings = {**SHAPE, "sample_every": 0, **own}
+    recipe = RECIPES[options.recipe] if options.settings is None else tomllib.loads(options.settings.read_text())
+    settings = {**SHAPE, "sample_every": 0, **recipe}
     fixed = {
         "data": str(data), "seed": seed, "eval_rows": 0, "context": 256, "threads": options.threads,
         "device": "cpu", "compile": False,
     }  # fmt: skip
-    if wrong := [name for name in (*fixed, "model", "tokenizer", "validation") if name in own]:
-        raise SystemExit(f"fixed by the rules: {', '.join(wrong)}")
+    if forbidden := [name for name in (*fixed, "model", "tokenizer", "validation") if name in recipe]:
+        raise SystemExit(f"fixed by the rules: {', '.join(forbidden)}")
     return settings | fixed
 
 

@@ -51,12 +51,12 @@ def first_answer(model: list[str]) -> float:
         port = free.getsockname()[1]
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 1, "temperature": 0}).encode()
     kind = {"content-type": "application/json"}
-    asked = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body, kind)
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body, kind)
     begin = time.perf_counter()
     with subprocess.Popen([*PROGRAM, "serve", "--port", str(port), *model], stderr=subprocess.DEVNULL) as process:
         while process.poll() is None:
             try:
-                with urllib.request.urlopen(asked) as answer:
+                with urllib.request.urlopen(request) as answer:
                     answer.read()
                 break
             except OSError:  # nobody listens yet, or 503: the model is loading
@@ -93,10 +93,10 @@ def main() -> None:
     path = str(resolve(options.model or "smollm2-135m"))
     for name, command in options.peer:
         commands[name] = [word.format(model=path) for word in shlex.split(command)]
-    found = common.alternate(options.rounds, {"seconds": partial(one_round, commands, model)})
-    rows = [{"what": name, "seconds": seconds} for name, seconds in found["seconds"].items()]
+    medians = common.alternate(options.rounds, {"seconds": partial(one_round, commands, model)})
+    rows = [{"what": name, "seconds": seconds} for name, seconds in medians["seconds"].items()]
     common.report(
-        "startup" + (f"-{Path(options.model).name.removesuffix('.gguf')}" if model else ""), options, rows, found
+        "startup" + (f"-{Path(options.model).name.removesuffix('.gguf')}" if model else ""), options, rows, medians
     )
 
 

@@ -25,8 +25,8 @@ def tokens_per_s(client: httpx.Client, streams: int, fields: dict[str, Any]) -> 
     body = {"prompt": "The weather is", "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True} | fields
 
     def answer(_: int) -> int:
-        found = client.post("/v1/completions", json=body).raise_for_status().json()
-        return found["usage"]["completion_tokens"]
+        reply = client.post("/v1/completions", json=body).raise_for_status().json()
+        return reply["usage"]["completion_tokens"]
 
     began = time.monotonic()
     with ThreadPoolExecutor(streams) as pool:
@@ -42,8 +42,10 @@ def main() -> None:
         for streams in (1, 8):
             ask = partial(tokens_per_s, client, streams)
             sides = {"steered": partial(ask, {"steer": STEER}), "plain": partial(ask, {})}
-            found = common.alternate(options.rounds, sides)
-            rows.append({"streams": streams} | {name: found[name]["tokens/s"] for name in (*sides, "steered / plain")})
+            medians = common.alternate(options.rounds, sides)
+            rows.append(
+                {"streams": streams} | {name: medians[name]["tokens/s"] for name in (*sides, "steered / plain")}
+            )
     common.report("steering", options, rows, {"rows": rows})
 
 

@@ -23,11 +23,11 @@ def everything(runner: Runner) -> list[Key]:
     return [(name, layer) for name in names for layer in (layers if ACTIVATIONS[name].in_layer else (None,))]
 
 
-def one_pass(runner: Runner, num_tokens: int, wanted: list[Key] | None) -> dict[str, float]:
+def one_pass(runner: Runner, num_tokens: int, keys: list[Key] | None) -> dict[str, float]:
     """Run the tokens once and return the seconds."""
     memory = Memory(runner, num_tokens)
     (batch,) = batches([memory.begin([i % 1000 for i in range(num_tokens)], num_tokens)])
-    taps = None if wanted is None else Taps(wanted)
+    taps = None if keys is None else Taps(keys)
     begin = time.perf_counter()
     runner.run(batch, memory.cache, taps)
     return {"seconds": time.perf_counter() - begin}
@@ -40,13 +40,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="tokens of the pass (default %(default)s)")
     options = parser.parse_args()
     runner = llamarium.load(options.model).runner
-    wanted = {"everything": everything(runner), "nothing": [], "no recorder": None}
-    sides = {name: partial(one_pass, runner, options.tokens, keys) for name, keys in wanted.items()}
-    found = common.alternate(options.rounds, sides)
+    keys_of = {"everything": everything(runner), "nothing": [], "no recorder": None}
+    sides = {name: partial(one_pass, runner, options.tokens, keys) for name, keys in keys_of.items()}
+    medians = common.alternate(options.rounds, sides)
     plain = common.alternate(options.rounds, {name: sides[name] for name in ("nothing", "no recorder")})
-    found |= {"nothing / no recorder": plain["nothing / no recorder"]}
-    rows = [{"what": name, "seconds or ratio": values["seconds"]} for name, values in found.items()]
-    common.report("taps", options, rows, found)
+    medians |= {"nothing / no recorder": plain["nothing / no recorder"]}
+    rows = [{"what": name, "seconds or ratio": values["seconds"]} for name, values in medians.items()]
+    common.report("taps", options, rows, medians)
 
 
 if __name__ == "__main__":

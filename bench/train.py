@@ -111,8 +111,8 @@ def products(config: ModelConfig, batch: TrainingBatch, precision: Precision) ->
     def multiply() -> float:
         for weight in weights:
             x, grad = rows[weight.shape[1]], rows[weight.shape[0]]
-            for left, right in ((x, weight.T), (grad, weight), (grad.T, x)):
-                torch.mm(left, right)
+            for a, b in ((x, weight.T), (grad, weight), (grad.T, x)):
+                torch.mm(a, b)
         return 0.0
 
     return multiply
@@ -150,8 +150,8 @@ def measure_attention(options: Any) -> None:
     for shape, precision in product([(1, 2048, 9, 3, 64), (1, 2048, 8, 8, 128), (8, 256, 6, 2, 32)], PRECISIONS):
         rows, tokens, heads, kv_heads, head_dim = shape
         sides = attention_sides(shape, precision)
-        found: Any = common.alternate(options.rounds, {name: lambda s=s: timed(s, 1) for name, s in sides.items()})
-        ours, theirs, large = (1 / found[name]["tokens_per_user_s"] for name in sides)
+        medians: Any = common.alternate(options.rounds, {name: lambda s=s: timed(s, 1) for name, s in sides.items()})
+        ours, theirs, large = (1 / medians[name]["tokens_per_user_s"] for name in sides)
         work = 7 * rows * heads * head_dim * tokens * (tokens + 1)  # two products forward, five back, of what is seen
         limit = work * large / (2 * 1024**3)
         table.append(
@@ -240,10 +240,10 @@ def measure_steps(options: Any) -> None:
     kinds = product(PRECISIONS, ["", " compiled"][: 1 + options.compile], ["llamarium", "transformers"])
     names = [f"{side} {precision}{compiled}" for precision, compiled, side in kinds]
     names += [f"products {precision}" for precision in PRECISIONS]
-    given = ("--model", options.model, "--threads", str(options.threads), "--side")
+    arguments = ("--model", options.model, "--threads", str(options.threads), "--side")
     ours = {"GOMP_SPINCOUNT": "1000"}  # as the commands that train set before PyTorch is imported
-    steps = {name: common.Worker(*given, name, **(ours if name.startswith("llamarium") else {})) for name in names}
-    found: Any = common.alternate(options.rounds, steps)
+    steps = {name: common.Worker(*arguments, name, **(ours if name.startswith("llamarium") else {})) for name in names}
+    medians: Any = common.alternate(options.rounds, steps)
     memory = {side: peak_bytes(side, options.model, options.threads) for side in ("llamarium", "transformers")}
     work = 3 * flops(config, config.max_position_embeddings, num_logits=config.max_position_embeddings)
     work /= config.max_position_embeddings
@@ -253,27 +253,25 @@ def measure_steps(options: Any) -> None:
     for name in steps:
         program, precision = name.split()[:2]
         of_work = linear if program == "products" else work
-        rate = found[f"products {precision}"]["tokens_per_user_s"] * linear
-        best = max(
-            found[other]["tokens_per_user_s"] for other in steps if other.startswith(f"transformers {precision}")
-        )
-        speed = found[name]["tokens_per_user_s"]
+        rate = medians[f"products {precision}"]["tokens_per_user_s"] * linear
+        best = max(medians[side]["tokens_per_user_s"] for side in steps if side.startswith(f"transformers {precision}"))
+        speed = medians[name]["tokens_per_user_s"]
         table.append(
             {
                 "model": options.model,
                 "program": name + " (default)" * (name in (default, "transformers float32")),
-                "tokens/s": found[name]["tokens_per_s"],
+                "tokens/s": medians[name]["tokens_per_s"],
                 "tokens/user s": speed,
                 "GFLOP/s": speed * of_work / 1e9,
                 "of the products": speed * of_work / rate,
-                "times transformers": speed / found[f"transformers {precision}"]["tokens_per_user_s"],
+                "times transformers": speed / medians[f"transformers {precision}"]["tokens_per_user_s"],
                 "times its best": speed / best,
-                "times its default": speed / found["transformers float32"]["tokens_per_user_s"],
+                "times its default": speed / medians["transformers float32"]["tokens_per_user_s"],
             }
         )
     extra = {"parameters": count_parameters(config).total, "rows": rows, "flops_per_token": work, "memory": memory}
     print(f"memory of transformers': {memory['llamarium'] / memory['transformers']:.2f}")
-    common.report(f"train-{options.model}", options, table, {**extra, "default": default, **found})
+    common.report(f"train-{options.model}", options, table, {**extra, "default": default, **medians})
 
 
 if __name__ == "__main__":

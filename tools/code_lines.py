@@ -65,10 +65,10 @@ def main() -> None:
     parser.add_argument("revision", nargs="?", help="a commit to compare the working tree with")
     revision = parser.parse_args().revision
 
-    now = by_package(of_working_tree())
+    current = by_package(of_working_tree())
     before = by_package(of_commit(revision)) if revision else Counter[str]()
-    for name in [*sorted(now | before, key=lambda name: -max(now[name], before[name])), "total"]:
-        lines = now.total() if name == "total" else now[name]
+    for name in [*sorted(current | before, key=lambda name: -max(current[name], before[name])), "total"]:
+        lines = current.total() if name == "total" else current[name]
         past = before.total() if name == "total" else before[name]
         print(f"{name:14} {lines:7,}" + (f" {lines - past:+7,}   {past:7,} at {revision}" if revision else ""))
 

@@ -148,9 +148,9 @@ def _head(name: str) -> str:
 def _fields(options: Mapping[str, Option], wider: Mapping[str, str], all_optional: bool) -> Iterator[str]:
     if options:
         yield ""
-    for name, one in options.items():
-        hint = wider.get(name) or _type(one.hint)
-        is_optional = (all_optional or one.is_optional) and not hint.endswith("None")
+    for name, option in options.items():
+        hint = wider.get(name) or _type(option.hint)
+        is_optional = (all_optional or option.is_optional) and not hint.endswith("None")
         yield f"    {name}: {hint}{' | None' * is_optional}"
 
 
@@ -160,9 +160,11 @@ def _type(hint: Any) -> str:
     if hint is types.NoneType or hint is ...:
         return "None" if hint is types.NoneType else "..."
     if origin in (Union, types.UnionType):
-        literals = tuple(value for one in arguments if get_origin(one) is Literal for value in get_args(one))
-        others = [one for one in arguments if get_origin(one) is not Literal]
-        return " | ".join(map(_type, [*([Literal[literals]] if literals else []), *others]))
+        literals = tuple(
+            value for argument in arguments if get_origin(argument) is Literal for value in get_args(argument)
+        )
+        other_types = [argument for argument in arguments if get_origin(argument) is not Literal]
+        return " | ".join(map(_type, [*([Literal[literals]] if literals else []), *other_types]))
     if origin is Literal:
         return f"Literal[{', '.join(map(_quoted, arguments))}]"
     if origin is not None:
@@ -173,9 +175,9 @@ def _type(hint: Any) -> str:
 def _page() -> str:
     loading, serving = declared(LoadOptions), {**declared(Settings), **declared(AccessOptions)}
     drafts, of_ray = declared(DraftOptions), declared(RayOptions)
-    own = {name: one for name, one in of_ray.items() if name not in {*loading, *serving, *drafts}}
-    shared = [one for name, one in serving.items() if name in of_ray]
-    alone = [one for name, one in serving.items() if name not in of_ray]
+    ray_options = {name: option for name, option in of_ray.items() if name not in {*loading, *serving, *drafts}}
+    shared = [option for name, option in serving.items() if name in of_ray]
+    alone = [option for name, option in serving.items() if name not in of_ray]
     sampling = {**declared(SamplingParams), **declared(FormOptions)}
     sections = (
         (
@@ -212,7 +214,7 @@ def _page() -> str:
         (
             "Ray Serve",
             "Of [an application of Ray Serve](../guides/deploy.md#several-machines-ray) alone.",
-            _named(own.values()),
+            _named(ray_options.values()),
         ),
     )
     parts = [_INTRO, *(f"## {title}\n\n{text}\n\n{_table(options)}" for title, text, options in sections)]
@@ -230,16 +232,16 @@ bytes in Python; the command line also accepts 512MiB or 2GiB. The settings of t
 
 
 def _named(options: Iterable[Option]) -> list[tuple[str, Option]]:
-    return [(one.public_name, one) for one in options]
+    return [(option.public_name, option) for option in options]
 
 
 def _table(options: Iterable[tuple[str, Option]]) -> str:
     rows = ["| option | default | meaning |", "|---|---|---|"]
-    for name, one in options:
-        value = f"{one.default:g}" if isinstance(one.default, float) else one.default
+    for name, option in options:
+        value = f"{option.default:g}" if isinstance(option.default, float) else option.default
         default = "required" if value is MISSING else "" if value is None or value in ("", (), {}) else f"`{value}`"
-        listed = ", ".join(f"`{choice}`" for choice in one.choices)
-        text = one.help.replace("|", "\\|") + (f" ({listed})" if listed and len(one.choices) < 5 else "")
+        listed = ", ".join(f"`{choice}`" for choice in option.choices)
+        text = option.help.replace("|", "\\|") + (f" ({listed})" if listed and len(option.choices) < 5 else "")
         rows.append(f"| `{name}` | {default} | {text} |")
     return "\n".join(rows) + "\n"
 

@@ -49,7 +49,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Errors and version": ("LlamariumError", "__version__"),
 }  # fmt: skip
 
-CLASSES = {one.__name__: one for one in (llamarium.Llama, Conversation, TextEngine, Answers)}
+CLASSES = {value.__name__: value for value in (llamarium.Llama, Conversation, TextEngine, Answers)}
 
 CONSTANTS = {
     "PRESETS": "Configs of published models, and of models to train, by name; see `preset`.\n\n"
@@ -138,12 +138,12 @@ def documented(name: str) -> tuple[object, str]:
 
 def _entry(name: str) -> str:
     value, doc = documented(name)
-    shown = name.replace("Llama.", "llama.", 1) if name.startswith("Llama.") else name
-    shown = re.sub("^(TextEngine|Answers|Conversation)\\.", lambda found: found[0].lower(), shown)
-    shown = shown.replace("textengine.", "engine.").replace("conversation.", "dialog.")
-    heading = f"### `{shown}`\n"
+    title = name.replace("Llama.", "llama.", 1) if name.startswith("Llama.") else name
+    title = re.sub("^(TextEngine|Answers|Conversation)\\.", lambda match: match[0].lower(), title)
+    title = title.replace("textengine.", "engine.").replace("conversation.", "dialog.")
+    heading = f"### `{title}`\n"
     is_called = callable(value) and name not in (*CLASSES, "LlamariumError")  # others are made by methods
-    signature = f"```text\n{_signature(shown, value)}\n```\n" if is_called else ""
+    signature = f"```text\n{_signature(title, value)}\n```\n" if is_called else ""
     return "\n".join(part for part in (heading, signature, _markdown(doc)) if part)
 
 
@@ -151,14 +151,14 @@ def _signature(name: str, value: Callable[..., Any]) -> str:
     signature = inspect.signature(value)
     parts: list[str] = []
     is_keyword = False
-    for one in signature.parameters.values():
-        if one.name in ("self", "cls"):
+    for parameter in signature.parameters.values():
+        if parameter.name in ("self", "cls"):
             continue
-        if one.kind is one.KEYWORD_ONLY and not is_keyword:
+        if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword:
             is_keyword = True
             parts.append("*")
-        default = "" if one.default is one.empty else f" = {_default(one.default)}"
-        parts.append(f"{one.name}: {_type(one.annotation)}{default}")
+        default = "" if parameter.default is parameter.empty else f" = {_default(parameter.default)}"
+        parts.append(f"{parameter.name}: {_type(parameter.annotation)}{default}")
     returns = "" if inspect.isclass(value) else f" -> {_type(signature.return_annotation)}"
     line = f"{name}({', '.join(parts)}){returns}"
     if len(line) <= 100:
@@ -219,8 +219,8 @@ def _markdown(doc: str) -> str:
 def _items(lines: list[str]) -> Iterator[str]:
     yield f"**{lines[0][:-1]}**\n"
     for line in lines[1:]:
-        if found := _ITEM.match(line):
-            yield f"- `{found[1].lstrip('*')}`: {found[2]}"
+        if match := _ITEM.match(line):
+            yield f"- `{match[1].lstrip('*')}`: {match[2]}"
         else:
             yield f"  {line.strip()}" if line.startswith(" " * 8) else line.strip()
 
