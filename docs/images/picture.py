@@ -1,6 +1,6 @@
 """Makes the README's moving picture of the page, `picture.webp`: a pass rises, a layer and its attention are entered.
 
-    python docs/images/picture.py LINK
+    python docs/images/picture.py LINK [CHROMIUM]
 
 LINK is what `llamarium inspect` prints. Needs Chromium, and the `dev` extra.
 """
@@ -15,9 +15,9 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 HERE = Path(__file__).parent
-TEXT = "The cat that the dog chased ran"
+TEXT = "My grandmother baked a delicious apple"
 FRAMES, FRAME_S = 80, 0.12
-STATIONS = {30: "residual&layer=10", 52: "attention&layer=10&head=3"}
+STATIONS = {30: "residual&layer=10", 52: "attention&layer=10&head=1"}
 """What is opened at which frame."""
 OPEN = "to => { location.hash = location.hash.replace(/stage=[a-z]+(&layer=[0-9]+)?(&head=[0-9]+)?/, 'stage=' + to) }"
 
@@ -37,9 +37,10 @@ def moving(page: Page) -> list[Image.Image]:
 
 def main() -> None:
     """Write it."""
-    link = f"{sys.argv[1]}&text={TEXT.replace(' ', '%20')}&stage=map"
+    link = f"{sys.argv[1].partition('&text=')[0]}&text={TEXT.replace(' ', '%20')}&stage=map"
+    chromium = sys.argv[2] if len(sys.argv) > 2 else shutil.which("chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
         page.goto(link)
         page.wait_for_selector(".picture canvas")

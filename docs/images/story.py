@@ -1,4 +1,4 @@
-"""Makes the README's pictures of the first screen and of five cards of the story.
+"""Makes the README's pictures of the first screen and of six cards of the story.
 
     python docs/images/story.py LINK [CHROMIUM]
 
@@ -15,7 +15,7 @@ from playwright.sync_api import Page, sync_playwright
 
 HERE = Path(__file__).parent
 TEXT = "My grandmother baked a delicious apple"
-CARDS = {"stream": 3, "looking": 4, "values": 8, "mlp": 9, "layers": 10}
+CARDS = {"stream": 3, "looking": 4, "values": 8, "mlp": 9, "layers": 10, "again": 12}
 """The cards by their ids, with their numbers."""
 
 
