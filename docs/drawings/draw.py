@@ -215,7 +215,7 @@ objective > objective | head and loss, some rows at a time | train.objectives.cr
 objective > model | loss / number of learned tokens, backward | train.step:train_step
 step > step | gradients: their norm, clipped; not finite: no update | train.step:StepResult
 step > optimizer | one step at the schedule's rate | train.optim:set_learning_rate
-step > files | an event: loss, norm, tokens/s | train.report.journal:Journal
+step > files | an event: loss, norm, tokens/s | train.journal:Journal
 step > files | now and then a checkpoint: written aside, hashed, renamed | train.state.checkpoint:save_checkpoint
 """,
     "click": """

@@ -3,7 +3,9 @@
 A multiply-add counts as two operations. Softmax, norms and RoPE are not counted, as they are below one percent.
 """
 
+import re
 from dataclasses import dataclass
+from typing import Literal
 
 from llamarium.config import ModelConfig
 from llamarium.kv_codes import kinds_of, vector_bytes
@@ -84,3 +86,22 @@ def kv_bytes_per_token(config: ModelConfig, kv_dtype: str = "bfloat16") -> int:
     """
     bytes_per_pair = sum(vector_bytes(kind, config.head_dim) for kind in kinds_of(kv_dtype))
     return config.num_hidden_layers * config.num_key_value_heads * bytes_per_pair
+
+
+_PEAK_FLOPS: dict[str, tuple[float, float]] = {  # part of the GPU's name: (bfloat16, float32 without TF32), dense
+    "H200": (989e12, 67e12),
+    "H100": (989e12, 67e12),
+    "A100": (312e12, 19.5e12),
+    "L40S": (362e12, 91.6e12),
+    "L4": (121e12, 30.3e12),
+    "RTX 4090": (165e12, 82.6e12),
+    "RTX 3090": (71e12, 35.6e12),
+}
+
+
+def peak_flops(gpu: str, precision: Literal["float32", "bfloat16"]) -> float | None:
+    """Return a GPU's peak FLOP/s in matrix products by NVIDIA's data sheets, or None if it is unknown."""
+    if re.search(r"PCIe|NVL", gpu):  # their clocks differ from the data sheet's main column
+        return None
+    found = (peaks for name, peaks in _PEAK_FLOPS.items() if re.search(rf"\b{name}\b", gpu))
+    return next((peaks[precision == "float32"] for peaks in found), None)

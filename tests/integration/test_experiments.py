@@ -1,9 +1,9 @@
-"""Experiments: what is swapped in does what it says, no variant pretends to be a Llama, and the page compares them."""
+"""Experiments: what is swapped in does what it says, no variant pretends to be a Llama, and they are compared."""
 
-import html
 import importlib.util
 import json
 import random
+import re
 import shutil
 import signal
 import sys
@@ -20,13 +20,14 @@ from llamarium.cli.main import main
 from llamarium.errors import LlamariumError, TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
+from llamarium.page.compare.runs import Runs
 from llamarium.presets import PRESETS
 from llamarium.train.experiments import running
 from llamarium.train.experiments.peeking import measure_peeking
 from llamarium.train.experiments.running import Outcome, restore_variant
 from llamarium.train.experiments.variants import EXPERIMENTS, NoNorm, replace_norms, without_part, without_rope
+from llamarium.train.journal import read_journal
 from llamarium.train.pretrain import prepare
-from llamarium.train.report.journal import read_journal
 from llamarium.train.step import bidirectional_trunk
 
 pytestmark = pytest.mark.torch
@@ -66,7 +67,7 @@ def test_a_tied_head_explodes_where_the_embedding_begins_wide(
         for name in ("tied", "untied", "tied-std-1", "untied-std-1")
     }
     assert first["tied-std-1"] > 3 * max(first["tied"], first["untied"], first["untied-std-1"])
-    assert "loss at the first step told" in (tmp_path / "tied" / "report.html").read_text()
+    assert re.search(rf"tied-std-1 +{first['tied-std-1']:.4g}\n", capsys.readouterr().out)
     assert main(["experiment", "rope", *words]) == 1
     assert "--embedding-std: of no effect in the experiment rope" in capsys.readouterr().err
 
@@ -74,10 +75,7 @@ def test_a_tied_head_explodes_where_the_embedding_begins_wide(
 def test_several_seeds_have_a_mean_and_a_spread(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "norm", *arguments(text, tmp_path, seeds=2)]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("±") == 3 and "Mean validation losses over 2 seeds" in printed
-    page = (tmp_path / "norm" / "report.html").read_text()
-    assert page.count("±") == 4 and "losses over 2 seeds" in page and "are the first seed's" in html.unescape(page)
-    assert page.index("mean ± deviation</th>") < page.index("validation loss</th>")
+    assert printed.count("±") == 3 + 1 and "Mean validation losses over 2 seeds" in printed
     assert (tmp_path / "norm" / "layernorm-seed-1" / "metrics.jsonl").exists()
 
 
@@ -106,13 +104,12 @@ def test_each_experiment_trains_its_variants_and_compares_them(
         at = words.index("--intermediate-size")
         del words[at : at + 2]
     assert main(["experiment", name, *words]) == 0
-    assert f"report: {tmp_path / name / 'report.html'}" in capsys.readouterr().err
-    html = (tmp_path / name / "report.html").read_text()
-    assert EXPERIMENTS[name].title in html
+    out, err = capsys.readouterr()
+    assert f"llamarium inspect --checkpoints {tmp_path / name}\n" in err
+    assert EXPERIMENTS[name].title in out and max(map(len, out.splitlines())) <= 80
     assert "steps = 6\n" in (tmp_path / name / "experiment.toml").read_text()
     for variant in variants:
-        assert f'<th scope="row">{variant}</th>' in html
-        assert (tmp_path / name / variant / "report.html").exists()
+        assert re.search(rf"^{variant} +[\d,]+ +\d+\.\d{{4}} +\d+\.\d{{4}} +[\d,]+ +[\d,]+$", out, re.MULTILINE)
         assert "steps = 6\n" in (tmp_path / name / variant / "train.toml").read_text()
         events = list(read_journal(tmp_path / name / variant / "metrics.jsonl"))
         assert events[-1]["event"] == "end" and events[-1]["step"] == 6
@@ -167,12 +164,12 @@ def test_an_experiment_goes_on_where_it_ended(text: Path, tmp_path: Path) -> Non
         assert ended[0].read_bytes() == ended[1].read_bytes()
 
 
-def test_a_refused_experiment_changes_nothing_and_the_report_is_named(
+def test_a_refused_experiment_changes_nothing_and_the_result_is_the_last_line(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["experiment", "tied", *arguments(text, tmp_path), "--json"]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert events[-1]["path"] == str(tmp_path / "tied" / "report.html")
+    assert events[-1]["event"] == "result" and events[-1]["notes"] == [EXPERIMENTS["tied"].note]
     assert [len(events[-1]["arms"][arm]["losses"]) for arm in ("tied", "untied")] == [1, 1]
     assert events[-1]["verdict"].startswith("Each was trained once.")
     settings = (tmp_path / "tied" / "experiment.toml").read_text()
@@ -183,7 +180,7 @@ def test_a_refused_experiment_changes_nothing_and_the_report_is_named(
 def test_one_that_was_stopped_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(running, "run_experiment", lambda *_, **__: Outcome(None, signal.SIGTERM))
+    monkeypatch.setattr(running, "run_experiment", lambda *_, **__: Outcome(signal.SIGTERM))
     out = tmp_path / "my runs"
     assert main(["experiment", "rope", "--out", str(out)]) == 128 + signal.SIGTERM
     assert capsys.readouterr().err == f"saved; go on with it: llamarium experiment rope --out '{out}' --resume\n"
@@ -259,8 +256,8 @@ def test_n_grams_come_before_a_llama(text: Path, tmp_path: Path, capsys: pytest.
     losses = {label: arm["losses"] for label, arm in end["arms"].items()}
     assert losses["4-gram"] < losses["2-gram"] and len({*losses["2-gram"]}) == 1
     assert "4-gram is below 2-gram by" in end["verdict"] and len({*losses["llama"]}) == 2
-    assert '<th scope="row">6-gram</th>' in (tmp_path / "ngrams" / "report.html").read_text()
-    assert (tmp_path / "ngrams" / "6-gram" / "report.html").exists()
+    assert end["arms"]["6-gram"]["training_loss"] is None and end["arms"]["6-gram"]["sample"]
+    assert Runs([tmp_path / "ngrams"]).names == ("2-gram", "4-gram", "6-gram", "llama", "llama-seed-1")
     assert main(["experiment", "ngrams", "--out", str(tmp_path), "--resume"]) == 0
 
 
@@ -287,7 +284,7 @@ def test_peeking_is_measured_where_there_is_something_to_see(text: Path, tmp_pat
     assert peeking.share == pytest.approx(evenly, rel=0.5)  # fresh weights look everywhere alike
 
 
-def test_a_model_that_sees_the_next_token_cheats(tmp_path: Path) -> None:
+def test_a_model_that_sees_the_next_token_cheats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "noise.txt", tmp_path / "runs"
     file.write_text("".join(random.Random(0).choices("abcdefghijklmnop", k=20_000)))  # nothing to predict: ln 16 = 2.77
     changes = {
@@ -301,8 +298,8 @@ def test_a_model_that_sees_the_next_token_cheats(tmp_path: Path) -> None:
         losses[variant] = next(e["loss"] for e in events if e["event"] == "validation")
     assert losses["causal"] > 2.7
     assert losses["bidirectional"] < 2.4
-    html = (out / "causal" / "report.html").read_text()
-    assert "How it cheats" in html and "loss without looking ahead" in html
+    printed = capsys.readouterr().out
+    assert "How it cheats" in printed and "weight on next" in printed
 
 
 # --- the encoder-decoder ----------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def test_without_a_page_it_says_what_to_do(
         (["a", "-p", "b"], 2, "given twice"),
         (["--port", "70000"], 2, "0 to 65535, found '70000'"),
         (["--build", "/nowhere"], 1, "/nowhere is no folder of `llamarium build`"),
-        (["--checkpoints", "/nowhere"], 1, "/nowhere: holds no checkpoint; expected the folder of a training run"),
+        (["--checkpoints", "/nowhere"], 1, "/nowhere: holds no training run"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_loaded(

@@ -15,7 +15,8 @@ from llamarium.page import assets
 from llamarium.page.compare.references import References
 from llamarium.page.compare.runs import Runs
 from llamarium.page.extension import page as page_extension
-from llamarium.train.report.embeddings import row_paths
+from llamarium.train.history import read_history
+from llamarium.train.row_paths import row_paths
 from page_browser import (
     KEY,
     Held,
@@ -23,6 +24,7 @@ from page_browser import (
     check_fits_and_is_open,
     check_two_screens,
     link,
+    saved,
     settled,
     shown,
     shown_decimal,
@@ -35,7 +37,7 @@ pytest_plugins = ["page_browser"]
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 TEXT = "the cat sat on a mat"
-VIEWS = ("bits-cost", "compare", "checkpoints")
+VIEWS = ("bits-cost", "compare", "runs", "checkpoints")
 STEPS = (5, 10, 15, 20, 24)
 
 
@@ -146,6 +148,24 @@ def test_a_matrix_of_layers_by_tokens_chooses_both(page: Page, served: Running, 
     assert "measure=cosine" in page.url
 
 
+def test_a_run_is_shown_as_its_journal_has_it(page: Page, served: Running, run: Path) -> None:
+    page.goto(view(served, stage="runs"))
+    settled(page)
+    history = read_history(run)
+    assert history.best_loss is not None and history.tokens_per_s is not None
+    assert shown(page, "best") == as_shown(history.best_loss, 4)
+    assert shown(page, "loss") == as_shown(history.values("step", "loss")[-1], 4)
+    expect(page.locator("article .row [role=status]").first).to_have_text("24 of 24 steps on cpu; finished")
+    curves = page.locator("[data-curve]").evaluate_all("all => all.map((one) => one.dataset.curve)")
+    assert curves == ["loss", "learning_rate", "grad_norm", "tokens_per_s"]
+    expect(page.locator("[data-curve=loss] circle")).to_have_count(len(history.values("validation", "loss")))
+    expect(page.locator(".passage").first).to_contain_text(history.samples[-1].text.strip()[-1])
+    name, data = saved(page, "CSV")
+    assert name == "llamarium-training-runs.csv" and f"best_loss,,,{history.best_loss}\r\n" in data.decode()
+    page.get_by_role("link", name="5 checkpoints").click()
+    expect(page.get_by_role("heading", name="A model that is learning")).to_be_visible()
+
+
 def check_moment(page: Page, run: Path, step: int) -> None:
     one, logprobs = at_step(run, step), list[float | None]()
     logprobs = list(one.score(TEXT).logprobs)
@@ -242,6 +262,9 @@ def test_the_views_open_as_programs_that_make_their_numbers(
     page.goto(view(served, stage="bits-cost"))
     settled(page)
     check_program(page, monkeypatch, run, *(f"{name}-{kind}" for name in ("kl", "last") for kind in ("Q8_0", "Q4_1")))
+    page.goto(view(served, stage="runs"))
+    settled(page)
+    check_program(page, monkeypatch, run, "loss", "best")
     page.goto(view(served, stage="checkpoints", step=10))
     settled(page)
     page.get_by_text("As a table").first.click()

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from llamarium.inspect.trace import trace
 from llamarium.page.compare.references import References
 from llamarium.page.compare.runs import Runs
 from llamarium.page.extension import page
-from llamarium.train.report.embeddings import row_paths
+from llamarium.train.history import read_history
+from llamarium.train.row_paths import row_paths
 from serving import Running, serving, small_llama
 from strong_adapters import strengthen
 from tiny_run import tiny_run
@@ -197,22 +199,19 @@ def test_rows_of_the_table_over_a_run(student: httpx.Client, run: Path, learned:
     assert torch.allclose((centred_RD @ plain).abs(), torch.from_numpy(found.places_SR2[-1]).double().abs(), atol=1e-5)
 
 
-def test_groups_of_rewarded_answers_are_the_journals(student: httpx.Client, run: Path) -> None:
-    assert ask(student, "/inspect/runs/story/groups") == {"groups": []}, "a run on a text has none"
-    worse = {"text": "<b>", "reward": 0, "advantage": -1.0}
-    better = {"text": "12", "reward": 1, "advantage": 1.0}
-    odd = {"text": 3, "reward": None, "advantage": "much"}
-    event = {"event": "group", "step": 7, "prompt": "5+7=", "answers": [worse, odd, "no", better]}
+def test_the_history_is_the_journals(student: httpx.Client, run: Path) -> None:
+    told = ask(student, "/inspect/runs/story/history")
+    assert told == json.loads(json.dumps(asdict(read_history(run)))) and not told["groups"]
+    assert student.get("/inspect/runs/..%2fstory/history").status_code == 404
     journal = run / "metrics.jsonl"
     before = journal.read_text()
     try:
-        journal.write_text(before + json.dumps(event) + "\n")
-        (told,) = ask(student, "/inspect/runs/story/groups")["groups"]
+        journal.write_text("junk\n")
+        refusal = student.get("/inspect/runs/story/history")
     finally:
         journal.write_text(before)
-    assert (told["step"], told["prompt"]) == (7, "5+7=")
-    assert told["answers"] == [better, {"text": "3", "reward": None, "advantage": None}, worse]
-    assert student.get("/inspect/runs/..%2fstory/groups").status_code == 404
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (404, "unreadable_history")
+    assert str(run) not in refusal.text
 
 
 def test_two_checkpoints_side_by_side(student: httpx.Client, run: Path, learned: Llama) -> None:
@@ -290,7 +289,10 @@ def test_a_run_that_cannot_be_read_is_named_and_the_others_are_compared(
     ):
         told, sides = ask(client, "/inspect/runs"), [one["id"] for one in ask(client, "/inspect/compare")["sides"]]
         moment = refused(client, f"{named(client, text=WORDS)}/moment", run="damaged", step=5, layer=0)
-    assert (told["unreadable"], [one["name"] for one in told["runs"]]) == (["damaged"], ["story"])
+    assert (told["unreadable"], [(one["name"], len(one["steps"])) for one in told["runs"]]) == (
+        ["damaged"],
+        [("story", 5), ("damaged", 0)],
+    )
     assert "checkpoint:story:5" in sides and not any("damaged" in side for side in sides)
     assert moment[:2] == (404, "run") and "`llamarium info` on its folder says why" in moment[2]
 

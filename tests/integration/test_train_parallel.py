@@ -29,8 +29,8 @@ from llamarium.cli.main import main
 from llamarium.errors import TrainingError
 from llamarium.train.conduct import init_process_group
 from llamarium.train.config import PretrainConfig, RunConfig
+from llamarium.train.journal import read_journal
 from llamarium.train.pretrain import prepare
-from llamarium.train.report.journal import read_journal
 from llamarium.train.run import run
 from llamarium.train.state import checkpoint
 

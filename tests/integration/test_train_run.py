@@ -31,8 +31,8 @@ from llamarium.train.config import FinetuneConfig, PretrainConfig
 from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.bpe import train_bpe
 from llamarium.train.finetune import prepare as prepare_finetuning
+from llamarium.train.journal import Event, read_journal
 from llamarium.train.pretrain import prepare
-from llamarium.train.report.journal import Event, read_journal
 from llamarium.train.run import TrainingResult, run
 from llamarium.train.setup import Setup
 from llamarium.train.state.checkpoint import checkpoints, latest_checkpoint
@@ -287,16 +287,11 @@ def test_a_disk_that_is_full_for_a_while_ends_no_run(
     def fill(event: Event) -> None:
         full[0] = 3 <= event["step"] < 9
 
-    def no_room(path: Path, weights: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(Path, "open", full_open)
-    monkeypatch.setattr("llamarium.train.state.snapshots.write_safetensors", no_room)
     with pytest.warns(UserWarning) as warned:
         assert go(tiny_config(text, steps=12, save_every=4), tmp_path / "run", fill).position.step == 12
     told = [str(w.message) for w in warned]
-    assert sum("the run goes on, and it is tried again" in message for message in told) == 1
-    assert sum("left out: " in message and "embeddings" in message for message in told) == len(told) - 1
+    assert ["the run goes on, and it is tried again" in message for message in told] == [True]
     events = list(read_journal(tmp_path / "run" / "metrics.jsonl"))
     assert [e["step"] for e in events if e["event"] == "step"] == list(range(1, 13))
 
@@ -693,7 +688,7 @@ def test_sigterm_saves_and_the_resumed_run_is_the_uninterrupted_one(text: Path, 
     toml.write_text(settings.to_toml())
     words = ["pretrain", "--config", str(toml), "--resume", "--out"]
     program = (  # it gets the signal in the fourth step
-        "import os, signal, sys; from llamarium.cli import start; from llamarium.train.report.journal import Journal\n"
+        "import os, signal, sys; from llamarium.cli import start; from llamarium.train.journal import Journal\n"
         "append = Journal._append\n"
         "def told(journal, line):\n"
         "    append(journal, line)\n"
@@ -762,24 +757,18 @@ def test_a_refused_start_changes_nothing_and_a_resumed_one_knows_its_settings(
     assert "\n4 steps done:" in told and "for longer" not in told
 
 
-def test_the_end_names_the_folder_as_it_was_given_and_a_report_is_renewed_on_resume(
+def test_the_end_names_the_folder_as_it_was_given(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.toml").write_text(tiny_config(text, steps=3, sample_every=0).to_toml())
     begin = ["pretrain", "--out", "runs/story"]
-    assert main([*begin, "--config", "x.toml", "--report"]) == 0
-    told, report = capsys.readouterr().err, Path("runs/story/report.html")
-    assert str(tmp_path) not in told.split("\nreport: ")[1] and "report: runs/story/report.html\n" in told
+    assert main([*begin, "--config", "x.toml"]) == 0
+    told = capsys.readouterr().err
     assert "\n3 steps done: runs/story/step-00000003" in told
     assert "\ncontinue a text with it: llamarium generate -m runs/story/best TEXT\n" in told
-    before = report.read_bytes()
-    assert main([*begin, "--resume", "--allow-changes", "--steps", "4"]) == 0
-    assert "report: runs/story/report.html\n" in capsys.readouterr().err and report.read_bytes() != before
-    report.write_text("mine")
     assert main([*begin, "--resume"]) == 0
     told = capsys.readouterr().err
-    assert report.read_text() == "mine" and "report: " not in told
     assert "train it for longer: llamarium pretrain --out runs/story --resume " in " ".join(told.split())
 
 

@@ -105,7 +105,6 @@ def test_models_are_quantized_and_exported_without_pytorch(hiding: Path, tmp_pat
         ("bench learn-and-write", "train"),
         ("finetune --data missing.jsonl", "train"),
         ("dpo --data missing.jsonl", "train"),
-        ("report missing", "train"),
         ("merge --adapter missing --out there", "torch"),
         ("quantize -m missing --out there --calibration missing.txt", "torch"),
         ("generate KING -m missing --quantize nf4", "torch"),

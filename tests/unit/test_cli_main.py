@@ -76,7 +76,6 @@ def test_help_fits_into_80_columns(
         ("trace", "trace [TEXT ...] [OPTION ...]"),
         ("batch", "batch IN OUT [OPTION ...]"),
         ("quantize", "quantize -m NAME --out FOLDER [OPTION ...]"),
-        ("report", "report [-h] [--out FILE.html] [--debug] RUN [RUN ...]"),
     ],
 )
 def test_usage_is_a_line_what_has_to_be_given_and_options_if_they_are_few(

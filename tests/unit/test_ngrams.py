@@ -9,9 +9,9 @@ import pytest
 
 from llamarium.train.config import ExperimentConfig
 from llamarium.train.experiments.ngrams import NGramModel, conduct_ngrams
+from llamarium.train.history import Curve, read_history
+from llamarium.train.journal import read_journal
 from llamarium.train.pretrain import prepare
-from llamarium.train.report.history import History
-from llamarium.train.report.journal import read_journal
 
 pytestmark = pytest.mark.torch
 
@@ -82,7 +82,8 @@ def test_it_is_measured_on_the_rows_of_the_llama_and_writes_a_runs_journal(tmp_p
     assert [event["event"] for event in shown] == ["validation", "sample", "end"]
     assert events[0]["parameters"] == size > 20 and events[1]["loss"] == loss and events[1]["best"]
     assert [event["step"] for event in events] == [0] * 4 and len(events[2]["text"]) == 12
-    assert History.read(tmp_path / "run" / "3-gram").validations() == [(0, loss), (7, loss)]  # a level line
+    level = Curve("validation", "loss", (0, 7), (loss, loss))
+    assert read_history(tmp_path / "run" / "3-gram").curves == (level,)
     assert loss < math.log(setup.tokenizer.vocab_size) / 2
     unigram, _ = conduct_ngrams(setup, config, 1, tmp_path / "run" / "1-gram", lambda event: None)
     assert 1 < unigram <= setup.tokenizer.vocab_size

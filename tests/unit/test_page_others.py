@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamarium.errors import OptionError, QuestionError
+from llamarium.errors import OptionError, QuestionError, UnknownNameError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.page.compare.others import Others, Side, Wanted
@@ -107,12 +107,26 @@ def test_of_many_checkpoints_some_are_shown(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="holds no checkpoint; expected the folder of a training run"):
+    with pytest.raises(OptionError, match="holds no training run"):
         Runs([tmp_path / "nowhere"])
     checkpoint(tmp_path / "a" / "run", 1)
     checkpoint(tmp_path / "b" / "run", 1)
     with pytest.raises(OptionError, match="two runs are called run"):
         Runs([tmp_path / "a" / "run", tmp_path / "b" / "run"])
-    (tmp_path / "a" / "run" / "step-00000001" / "adapter_config.json").write_text("{}")
-    with pytest.raises(OptionError, match="its checkpoints are adapters"):
-        Runs([tmp_path / "a" / "run"])
+
+
+def test_a_run_without_whole_models_has_no_steps(tmp_path: Path) -> None:
+    for name, file in (("adapter", "adapter_config.json"), ("variant", "variant.json")):
+        checkpoint(tmp_path / name, 1)
+        (tmp_path / name / "step-00000001" / file).write_text("{}")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "metrics.jsonl").write_text('{"event": "start", "step": 0}\n')
+    (tmp_path / "data").mkdir()
+    runs = Runs([tmp_path])
+    assert runs.names == ("adapter", "begun", "variant"), "a folder of runs stands for all of them"
+    assert [runs.steps(name) for name in runs.names] == [[], [], []] and runs.readable == ()
+    assert [runs.has_history(name) for name in runs.names] == [False, True, False]
+    assert runs.newest == tmp_path / "adapter" / "step-00000001", "it is put on its base"
+    assert runs.history("begun").state == "open"
+    with pytest.raises(UnknownNameError):
+        runs.history("adapter")

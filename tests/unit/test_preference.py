@@ -29,8 +29,8 @@ from llamarium.train.data.bpe import train_bpe
 from llamarium.train.data.dialog_rows import DialogRows
 from llamarium.train.data.pairs import PairRows, read_pairs
 from llamarium.train.dpo import Preference, answer_logprobs, dpo_loss, prepare, set_reference
+from llamarium.train.journal import Event
 from llamarium.train.objectives.logprobs import token_logprobs
-from llamarium.train.report.journal import Event
 from llamarium.train.setup import Setup
 from llamarium.train.step import causal_trunk, computing_in, measure
 from strong_adapters import strengthen

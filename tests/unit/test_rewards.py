@@ -32,9 +32,9 @@ from llamarium.train.conduct import conduct
 from llamarium.train.config import GRPOConfig
 from llamarium.train.data.batch import AnswerBatch
 from llamarium.train.data.bpe import train_bpe
+from llamarium.train.history import read_history
+from llamarium.train.journal import Event
 from llamarium.train.objectives.group_policy import GroupPolicy
-from llamarium.train.report.journal import Event
-from llamarium.train.report.write import write_report
 from llamarium.train.rewards.functions import Rewards, StoppedError, reward_of
 from llamarium.train.rewards.grpo import prepare
 from llamarium.train.rewards.rollouts import Group, Rollouts, adapted_runner
@@ -239,8 +239,10 @@ def test_a_run_learns_and_resumes_to_the_bit(settings: dict[str, Any], tmp_path:
     assert all(event["loss"] == -event["reward"] for event in validations)
     (first, last) = [event for event in events if event["event"] == "group"]
     assert len(first["answers"]) == 4 and "say" in last["prompt"]
-    page = write_report(tmp_path / "whole").read_text()
-    assert "best validation reward" in page and "advantage" in page and "KL" in page
+    history = read_history(tmp_path / "whole")
+    assert [len(group.answers) for group in history.groups] == [4, 4]
+    assert history.values("validation", "reward") == tuple(event["reward"] for event in validations)
+    assert history.values("step", "kl") == tuple(event["kl"] for event in steps)
 
 
 def test_rewards_make_what_they_like_likelier(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -519,8 +521,8 @@ def test_the_shell_and_python(
     ending = llamarium.grpo("py", **{**settings, "steps": 1})
     assert ending.position.step == 1 and ending.checkpoint.is_relative_to(tmp_path / "py"), "not where the reward went"
     monkeypatch.chdir(tmp_path)
-    assert main(["grpo", *words, "--steps=1", "--out=shell", "--report"]) == 0
-    assert (tmp_path / "shell" / "best").is_dir() and (tmp_path / "shell" / "report.html").is_file()
+    assert main(["grpo", *words, "--steps=1", "--out=shell"]) == 0
+    assert (tmp_path / "shell" / "best").is_dir()
 
 
 # --- what has no reward or no signal ----------------------------------------------------------------------------------
@@ -615,7 +617,7 @@ def test_a_run_without_a_signal_changes_no_bit_and_says_so(
     assert capsys.readouterr().err.count("no learning signal") == 1, "once in a row"
     state = load_file(ending.checkpoint / "resume" / "optimizer.safetensors")
     assert not state, "no step at all: no moments, no counters"
-    assert "3 updates were skipped, as there was no learning signal" in write_report(tmp_path / "run").read_text()
+    assert read_history(tmp_path / "run").skipped == {"no signal": 3}
 
 
 def with_reference(setup: Setup) -> Rollouts:
@@ -707,8 +709,10 @@ def test_a_run_with_several_rewards_shows_each_and_resumes(
     assert {name for name in step if name.startswith("reward/")} == {f"reward/{name}" for name in toml["reward"]}
     (group, *_) = [event for event in events if event["event"] == "group"]
     assert all(a["parts"]["several.py:short"] == -len(a["text"]) for a in group["answers"])
-    page = write_report(tmp_path / "run").read_text()
-    assert "Rewards by function" in page and ">several.py:short</th>" in page
+    history = read_history(tmp_path / "run")
+    assert (
+        history.values("step", "reward/several.py:short") and "several.py:short" in history.groups[0].answers[0].parts
+    )
 
     again = ["grpo", "--config=run/train.toml", "--out=run", "--resume", "--allow-changes", "--steps=5"]
     assert main(again) == 0

@@ -9,7 +9,7 @@ import pytest
 
 from llamarium.cli.main import main
 from llamarium.errors import OptionError, OutputError, TrainingError
-from llamarium.train.report.trackers import trackers
+from llamarium.train.trackers import trackers
 
 pytestmark = pytest.mark.torch("TensorBoard, of the dev extra")
 

@@ -12,8 +12,8 @@ from llamarium.cli.main import main
 from llamarium.cli.training_view import view
 from llamarium.train import threads
 from llamarium.train.config import PretrainConfig
+from llamarium.train.journal import read_journal
 from llamarium.train.pretrain import prepare
-from llamarium.train.report.journal import read_journal
 from llamarium.train.setup import Setup
 from llamarium.train.state.checkpoint import latest_checkpoint
 from llamarium.train.state.resume import saved_threads

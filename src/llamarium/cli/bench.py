@@ -40,9 +40,8 @@ from typing import TYPE_CHECKING, Any
 
 from llamarium.cli import bench_cache, bench_learn
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, load_llama, positive, whole_numbers
-from llamarium.cli.output import emit, note, percent, show, size, status, table
+from llamarium.cli.output import duration, emit, note, percent, show, size, status, table
 from llamarium.errors import InputError, counted
-from llamarium.train.report.page import duration
 
 if TYPE_CHECKING:
     from llamarium.api import Llama

@@ -1,4 +1,4 @@
-"""Train the same model with one thing changed, and compare the runs on one page.
+"""Train the same model with one thing changed, and compare the runs.
 
   tied     the head is the embedding table, or a matrix of its own
   rope     RoPE, or nothing that tells positions
@@ -11,7 +11,7 @@
   ngrams   counts of 2, 4 and 6 tokens beside a Llama
 
 The verdict says which variants differ by more than seeds do (--seeds).
-The runs live in OUT/EXPERIMENT/VARIANT, the page is OUT/EXPERIMENT/report.html.
+The runs are in OUT/EXPERIMENT/VARIANT; `inspect` shows their curves.
 Ctrl-C saves and ends; --resume goes on, and does not repeat what is done.
 
   llamarium experiment rope
@@ -19,6 +19,7 @@ Ctrl-C saves and ends; --resume goes on, and does not repeat what is done.
   llamarium experiment tied --embedding-std 1
   llamarium experiment ngrams --data shakespeare --steps 2000
   llamarium experiment causal --out runs --resume
+  llamarium inspect --checkpoints runs/causal
 """
 
 import argparse
@@ -30,14 +31,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, importing_torch, named_folder
-from llamarium.cli.output import emit, note, say, show, table
+from llamarium.cli.output import WIDTH, emit, filled, note, quote, say, show, table
 from llamarium.cli.settings import add_report_to, add_settings, given_settings, settings_file
 from llamarium.cli.threads import set_threads
 from llamarium.train.config import ExperimentConfig
 
 if TYPE_CHECKING:
     from llamarium.train.experiments.running import Outcome
-    from llamarium.train.report.journal import Emit
+    from llamarium.train.journal import Emit
+
+_SAMPLE = 120  # characters shown of a sample
 
 NAMES = ("tied", "rope", "causal", "heads", "norm", "depth", "width", "parts", "ngrams")
 
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     with importing_torch():
         from llamarium.cli.training import watching
         from llamarium.train.experiments.running import run_experiment
-        from llamarium.train.report.trackers import trackers
+        from llamarium.train.trackers import trackers
 
     @contextmanager
     def watch(variant: str) -> "Generator[Emit]":
@@ -82,17 +85,45 @@ def run(args: argparse.Namespace) -> int:
         return 128 + outcome.signal
     if args.json:
         arms = {label: asdict(arm) for label, arm in outcome.arms.items()}
-        emit({"event": "report", "path": str(outcome.report), "arms": arms, "verdict": outcome.verdict})
+        emit({"event": "result", "arms": arms, "notes": outcome.notes, "verdict": outcome.verdict})
     else:
-        _print(outcome)
-    note(f"report: {args.out / args.experiment / 'report.html'}")
+        _print(args.experiment, outcome)
+    note(f"curves and samples: llamarium inspect --checkpoints {shlex.quote(str(args.out / args.experiment))}")
     return 0
 
 
-def _print(outcome: "Outcome") -> None:
+def _print(name: str, outcome: "Outcome") -> None:
+    """Print the results as tables of up to 80 columns, and what to look for in them."""
+    from llamarium.train.experiments.variants import EXPERIMENTS
     from llamarium.train.experiments.verdict import spread_of
 
-    rows = ((k, f"{arm.parameters:,}", spread_of(arm.losses) if arm.losses else "-") for k, arm in outcome.arms.items())
-    show(table("", "parameters", "validation loss", right=("parameters", "validation loss"), rows=rows))
-    if outcome.verdict:
-        say(f"\n{outcome.verdict}")
+    say(f"{EXPERIMENTS[name].title}\n")
+    heads = ("parameters", "validation\nloss", "training\nloss", "KV bytes\nper token", "tokens/s")
+    rows = (
+        (
+            label,
+            f"{arm.parameters:,}",
+            spread_of(arm.losses) if arm.losses else "-",
+            _number(arm.training_loss, ".4f"),
+            _number(arm.kv_bytes, ","),
+            _number(arm.tokens_per_s, ",.0f"),
+        )
+        for label, arm in outcome.arms.items()
+    )
+    show(table("", *heads, right=heads, rows=rows))
+    measures = list(dict.fromkeys(name for arm in outcome.arms.values() for name in arm.measures))
+    if measures:
+        rows = ((k, *(_number(arm.measures.get(m), ".4g") for m in measures)) for k, arm in outcome.arms.items())
+        say("")
+        show(table("", *measures, right=measures, rows=rows))
+    if any(arm.sample for arm in outcome.arms.values()):
+        say("")
+        show(table("", "sample at the end", rows=((k, quote(arm.sample[:_SAMPLE])) for k, arm in outcome.arms.items())))
+    if len(next(iter(outcome.arms.values())).losses) > 1:
+        say("\nValidation loss: mean ± standard deviation over the seeds. The rest is the first seed's.")
+    for paragraph in filter(None, (*outcome.notes, outcome.verdict)):
+        say(f"\n{filled(paragraph, WIDTH)}")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -93,12 +93,22 @@ def run(args: argparse.Namespace) -> int:
         if folder is not None:
             noted.enter_context(_shown(folder, settings, listener))
         ticket = None if args.no_browser else Ticket(settings.api_keys[0])
-        stage = "lesson" if lesson else "checkpoints" if args.checkpoints else "build" if folder else None
+        stage = "lesson" if lesson else _view_of(args.checkpoints) or ("build" if folder else None)
         _show(settings, listener, text, ticket, **({"stage": stage} if stage else {}))
         return ticket
 
     with noted:
         return serve.serve_page(args, settings, lambda report: _load(args, report), begin, folder, lesson)
+
+
+def _view_of(runs: list[Path]) -> str | None:
+    """Return the view that the page opens for training runs; None if there are none."""
+    if not runs:
+        return None
+    from llamarium.page.compare.runs import Runs
+
+    found = Runs(runs)
+    return "checkpoints" if any(map(found.steps, found.names)) else "runs"
 
 
 def _shown(folder: Path, settings: Settings, listener: socket.socket) -> AbstractContextManager[None]:

@@ -58,7 +58,6 @@ COMMANDS: Mapping[str, str] = {
     "download": "fetch a model",
     "doctor": "check this installation",
     "pretrain": "train a model from scratch",
-    "report": "write a run's report, or compare runs, as an HTML page",
     "experiment": "train with one thing changed, and compare the runs",
     "finetune": "teach a model by examples: all weights, LoRA or QLoRA",
     "dpo": "teach a model by preferences: of two answers, the better one",

@@ -356,6 +356,16 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
+def duration(seconds: float) -> str:
+    """Format a duration: "45 s", "3 min 20 s", "2 h 05 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Format integers as ranges: "0-3,8"."""
     runs: list[list[int]] = []

@@ -34,6 +34,7 @@ from llamarium.cli.options import (
 from llamarium.cli.speculation import add_speculation, check_speculation, load_draft, prompt_lookup
 from llamarium.errors import OptionError
 from llamarium.extras import optional
+from llamarium.hub.folders import is_adapter
 from llamarium.hub.resolve import PACKAGED_RUNS, packaged_run
 from llamarium.options.serving import AccessOptions, EngineOptions
 from llamarium.server.http.access_keys import KEY_VARIABLE, access_keys
@@ -100,7 +101,7 @@ def add_page(parser: argparse.ArgumentParser, access: Group | None = None) -> No
     """Add what the page shows besides the served model; `serve_page` opens it."""
     text = "show the requests of all clients in the page, to every client with a key"
     (access or parser).add_argument("--inspect-requests", action="store_true", help=text)
-    text = "a training run whose checkpoints the page shows; without -m its newest one is the model"
+    text = "a training run, or a folder of runs, which the page shows; without -m its newest checkpoint is the model"
     add_repeatable(parser, ("--checkpoints", Path, "RUN", text))
     text = "weights in 16 or 32 bits, such as -m was quantized from: the page measures fewer bits against them"
     add_repeatable(parser, ("--reference", str, "MODEL", text))
@@ -111,12 +112,16 @@ def _check_compared(args: argparse.Namespace) -> None:
     if not args.checkpoints and not args.reference:
         return  # the imports take as long as the server's own modules
     from llamarium.page.compare.references import References
-    from llamarium.page.compare.runs import Runs, newest_checkpoint
+    from llamarium.page.compare.runs import Runs
 
     References(args.reference)
-    Runs(args.checkpoints)
-    if args.checkpoints and args.model is None and args.adapter is None and not args.adapters:
-        args.model = str(newest_checkpoint(args.checkpoints[0]))
+    newest = Runs(args.checkpoints).newest
+    if newest is None or args.model is not None or args.adapter is not None or args.adapters:
+        return
+    if is_adapter(newest):
+        args.adapter = newest
+    else:
+        args.model = str(newest)
 
 
 def compared(args: argparse.Namespace) -> "tuple[Runs, References]":
@@ -124,7 +129,7 @@ def compared(args: argparse.Namespace) -> "tuple[Runs, References]":
     from llamarium.page.compare.references import References
     from llamarium.page.compare.runs import Runs
 
-    names = {folder.resolve().name for folder in args.checkpoints}
+    names = Runs(args.checkpoints).names
     runs = [*args.checkpoints, *(packaged_run(name) for name in PACKAGED_RUNS if name not in names)]
     return Runs(runs), References(args.reference)
 

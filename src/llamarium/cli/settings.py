@@ -8,7 +8,7 @@ from llamarium.cli.flags import add_overrides
 from llamarium.cli.options import named_folder
 from llamarium.options.declare import declared
 from llamarium.train.config import RunConfig
-from llamarium.train.report.trackers import TRACKERS
+from llamarium.train.trackers import TRACKERS
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,6 @@ def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--out", type=named_folder, default=folder, metavar="FOLDER", help=text)
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, or begin")
     parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
-    parser.add_argument("--report", action="store_true", help="write report.html there at the end; --resume renews it")
     add_report_to(parser)
 
 

@@ -16,11 +16,10 @@ from llamarium.hub.folders import is_adapter
 from llamarium.train.conduct import conduct, init_process_group
 from llamarium.train.config import GRPOConfig, RunConfig
 from llamarium.train.distributed.process_group import ProcessGroup
-from llamarium.train.report.journal import Emit, Event, is_passing
-from llamarium.train.report.trackers import trackers
-from llamarium.train.report.write import is_report, write_report
+from llamarium.train.journal import Emit, Event, is_passing
 from llamarium.train.run import TrainingResult
 from llamarium.train.setup import Setup
+from llamarium.train.trackers import trackers
 
 
 def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[ProcessGroup], Setup]) -> int:
@@ -55,8 +54,6 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
                 allow_changes=args.allow_changes,
                 watch=watch(tracking),
             )
-        if is_first and (args.report or is_report(out / "report.html")):
-            note_paragraph(f"report: {folder / write_report(out).name}")
     stopped_by = ending.signal if ending.position.step < config.steps else None
     if is_first:
         _tell_end(config, ending, folder, stopped_by)

@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.output import draws, note, note_paragraph, printable, quote, table, warn
+from llamarium.cli.output import draws, duration, note, note_paragraph, printable, quote, table, warn
 from llamarium.errors import counted, escape
-from llamarium.train.report.page import duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from llamarium.train.report.journal import Emit, Event
+    from llamarium.train.journal import Emit, Event
 
 _WIDTH = 60  # width of the curve in characters
 _LONGEST = 600  # maximum characters of a sample

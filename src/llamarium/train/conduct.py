@@ -16,7 +16,7 @@ from llamarium.errors import TrainingError
 from llamarium.io import atomic_file, unwritable
 from llamarium.train.config import RunConfig
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from llamarium.train.report.journal import Emit, Event, Journal, is_passing
+from llamarium.train.journal import Emit, Event, Journal, is_passing
 from llamarium.train.run import TrainingResult, check_start, run
 from llamarium.train.setup import Setup
 from llamarium.train.state.checkpoint import remove_leftovers

@@ -20,7 +20,7 @@ from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, Pretra
 from llamarium.train.keywords import DPOKeywords, FinetuneKeywords, GRPOKeywords, PretrainKeywords
 
 if TYPE_CHECKING:
-    from llamarium.train.report.journal import Event
+    from llamarium.train.journal import Event
     from llamarium.train.run import TrainingResult
 
 

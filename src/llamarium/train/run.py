@@ -1,7 +1,7 @@
 """The training loop: training steps, validations, samples and checkpoints.
 
 A checkpoint contains everything that determines the next step: on a CPU, a resumed run has exactly the same weights.
-Progress is reported as events, dicts of JSON values, to `metrics.jsonl`, the terminal, the report and the trackers.
+Progress is reported as events, dicts of JSON values, to `metrics.jsonl`, the terminal and the trackers.
 """
 
 import dataclasses
@@ -17,18 +17,17 @@ import torch
 from torch.optim import Optimizer
 
 from llamarium.api import Llama
-from llamarium.cost import flops
-from llamarium.errors import LlamariumError, OutputError, TrainingError, counted, warn_caller
+from llamarium.cost import flops, peak_flops
+from llamarium.errors import LlamariumError, TrainingError, counted, warn_caller
 from llamarium.kernels.memory import keep_freed
 from llamarium.model import LlamaForCausalLM
 from llamarium.sampling.keywords import SamplingKeywords
 from llamarium.train.alarms import Alarms
 from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.data.order import Order, derived_seed
+from llamarium.train.journal import Emit, Event
 from llamarium.train.objectives.base import Trunk
 from llamarium.train.optim import make_optimizers, optimizer_tensors, schedule, set_learning_rate
-from llamarium.train.report.journal import Emit, Event
-from llamarium.train.report.peak import peak_flops
 from llamarium.train.rewards.functions import StoppedError
 from llamarium.train.setup import Setup, describe
 from llamarium.train.state.checkpoint import (
@@ -40,7 +39,6 @@ from llamarium.train.state.checkpoint import (
 )
 from llamarium.train.state.resume import Position, restore_run, save_resume, saved_threads
 from llamarium.train.state.signals import stop_signals
-from llamarium.train.state.snapshots import save_snapshot
 from llamarium.train.step import StepResult, any_learned, checkpoint_layers, measure, train_step
 from llamarium.train.threads import Threads, computing
 
@@ -143,6 +141,8 @@ class _Loop:
         # a backward pass costs two forward passes, or one if most weights are frozen
         length, passes = setup.train.context, 3 if all(p.requires_grad for p in setup.model.parameters()) else 2
         self.flops_per_token = passes * flops(setup.model.config, length, num_logits=length) / length
+        device = setup.model.device
+        self.gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         if self.rollouts is not None:
             self.rollouts.trunk = self.trunk
         self.alarms = Alarms(setup.config, at.alarms)
@@ -152,8 +152,6 @@ class _Loop:
     def go(self, checkpoint: Path | None) -> TrainingResult:
         config, at = self.setup.config, self.at
         self.setup.model.train()
-        if at.step == 0:
-            self._snapshot()
         was_over = self._is_over()
         with stop_signals(self.rollouts and self.rollouts.rewards, self._tell_stopping) as came:
             stopped = self.process_group.any_signal(came)
@@ -170,8 +168,6 @@ class _Loop:
                     at.is_validated = False
                     improved = self._due(config.eval_steps) and self._validate()
                     at.is_validated = True
-                    if self._due(config.eval_steps):
-                        self._snapshot()
                     if result and config.sample_steps and self._due(config.sample_steps):
                         self._sample()
                 except StoppedError:
@@ -297,7 +293,7 @@ class _Loop:
         config, numbers = self.setup.config, self._numbers(found)
         # a frozen base may be in half precision
         half = config.chosen_precision == "bfloat16" or self.setup.model.dtype != torch.float32
-        peak = peak_flops(self.setup.model.device, "bfloat16" if half else "float32")
+        peak = peak_flops(self.gpu, "bfloat16" if half else "float32")
         flops_per_s = numbers["tokens_per_s"] * self.flops_per_token
         mfu = None if peak is None else flops_per_s / (peak * self.process_group.world_size)
         self.emit({"event": "step", **numbers, "mfu": mfu})
@@ -322,20 +318,6 @@ class _Loop:
         self.emit({"event": "validation", "step": at.step, "loss": loss, "best": improved, **evaluation.metrics})
         self._emit_all(self.alarms.after_validation(at.step, loss, at.best_loss, at.best_step))
         return improved
-
-    def _snapshot(self) -> None:
-        """Save some embedding rows for the report, if embeddings are trained."""
-        written: list[bool] = []
-
-        def save() -> None:
-            try:
-                written.append(save_snapshot(self.setup.model, self.out, self.at.step, self.process_group.full_tensor))
-            except OutputError as error:  # a missing plot must not stop the run
-                warn_caller(f"left out: {error}")
-
-        self.process_group.on_rank_zero(save, self.setup.model.model.embed_tokens.parameters())
-        if any(written):
-            self.emit({"event": "embeddings", "step": self.at.step})
 
     def _sample(self) -> None:
         if self.rollouts is not None:

@@ -27,7 +27,6 @@ from llamarium.train.data.batch import Rows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
 from llamarium.train.rewards.rollouts import Rollouts
-from llamarium.train.state.snapshots import token_texts
 from llamarium.train.step import causal_trunk
 
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -83,7 +82,6 @@ def describe(setup: Setup) -> dict[str, Any]:
         "tokens_per_step": setup.config.rows_per_step * setup.train.context,
         "device": str(setup.model.device),
         "optimizer_reason": setup.optimizer_reason,
-        "tokens": token_texts(setup.tokenizer),
         **({} if setup.rollouts is None else {"sampler": setup.rollouts.sampler}),
     }
 

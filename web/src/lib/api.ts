@@ -190,6 +190,8 @@ export const api = {
   /** Ask a probe of the model. */
   get: <N extends keyof OfModel>(name: N, ...[fields, signal]: Fields<Asked<N, OfModel[N]>>): Promise<Answer<OfModel[N]>> =>
     get(address("", name, fields), signal),
+  /** As above, but requested again. */
+  anew: <N extends keyof OfModel>(name: N, fields: Asked<N, OfModel[N]>): Promise<Answer<OfModel[N]>> => json("GET", address("", name, fields)),
   /** Ask a probe of the model that has a body. */
   send: <N extends keyof OfModel>(name: N, body: Body<OfModel[N]>): Promise<Answer<OfModel[N]>> => post(`/inspect/${name}`, body),
   /** Ask a probe of a pass. */

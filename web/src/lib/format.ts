@@ -48,6 +48,15 @@ export function bytes(value: number): string {
   return value < 1e3 ? `${value} B` : `${large(value)}B`;
 }
 
+/** So much time: "45 s", "3 min 20 s", "2 h 05 min". */
+export function duration(seconds: number): string {
+  const whole = Math.round(seconds);
+  const two = (value: number): string => String(value).padStart(2, "0");
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
+  return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+}
+
 /** A token's text so that spaces and line ends are seen. */
 export function visible(text: string | null | undefined): string {
   return (text ?? "").replace(/^ /, "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";

@@ -2,8 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
@@ -32,7 +31,7 @@ from llamarium.page.open_pass import OpenModel, OpenPass
 from llamarium.page.probes.probe import Index
 from llamarium.page.schema.text import Ids
 from llamarium.page.selection import check_index
-from llamarium.train.report.history import number_of
+from llamarium.train.history import RunHistory
 
 if TYPE_CHECKING:
     from llamarium.inspect.trace import Trace
@@ -164,11 +163,11 @@ MAX_ROWS = 64
 def runs(known: OpenModel) -> schema.RunsView:
     """Return the runs that the server was started with and that are still there, and their checkpoints' steps."""
     kept = _runs(known)
-    steps = {name: found for name in kept.names if (found := kept.steps(name))}
-    unreadable = tuple(name for name in steps if name not in kept.readable)
+    readable, steps = kept.readable, {name: kept.steps(name) for name in kept.names}
+    steps = {name: found for name, found in steps.items() if found or kept.has_history(name)}
     return schema.RunsView(
-        unreadable=unreadable,
-        runs=tuple(_run(kept, name, found) for name, found in steps.items() if name not in unreadable),
+        unreadable=tuple(name for name, found in steps.items() if found and name not in readable),
+        runs=tuple(_run(kept, name, found if name in readable else []) for name, found in steps.items()),
         max_tokens=MAX_TOKENS,
     )
 
@@ -183,9 +182,9 @@ def run_rows(known: OpenModel, run: str, ids: Ids) -> schema.RunRowsView:
     return schema.RunRowsView(steps=paths.steps, ids=paths.ids, places=paths.places_SR2.tolist(), share=paths.share)
 
 
-def run_groups(known: OpenModel, run: str) -> schema.GroupsView:
-    """Return groups of answers of a run on rewards, as its journal has them."""
-    return schema.GroupsView(groups=tuple(_group(event) for event in _runs(known).groups(run)))
+def run_history(known: OpenModel, run: str) -> RunHistory:
+    """Return a run's curves, alarms, samples and settings."""
+    return _runs(known).history(run)
 
 
 def moment(known: OpenPass, run: Name, step: Index, layer: Index) -> schema.MomentView:
@@ -226,23 +225,13 @@ def _read(known: OpenPass, run: str, step: int, layer: int) -> "tuple[Side, Trac
     return side, _others(known).trace(side, wanted, field="step")
 
 
-def _group(event: Mapping[str, Any]) -> schema.GroupView:
-    answers = [
-        schema.RewardedView(
-            text=str(one.get("text", "")),
-            reward=number_of(one.get("reward")),
-            advantage=number_of(one.get("advantage")),
-        )
-        for one in event.get("answers", ())
-        if isinstance(one, dict)
-    ]
-    answers.sort(key=lambda one: -(one.advantage or 0.0))
-    return schema.GroupView(step=int(event["step"]), prompt=str(event.get("prompt", "")), answers=tuple(answers))
-
-
 def _run(known: Runs, name: str, steps: list[int]) -> schema.RunView:
-    config = known.config(name)
+    config = known.config(name) if steps else None
     return schema.RunView(
-        name=name, steps=tuple(steps), num_bytes=known.num_bytes(name, steps[-1]),
-        num_layers=config.num_hidden_layers, num_heads=config.num_attention_heads,
-    )  # fmt: skip
+        name=name,
+        has_history=known.has_history(name),
+        steps=tuple(steps),
+        num_bytes=known.num_bytes(name, steps[-1]) if steps else 0,
+        num_layers=config.num_hidden_layers if config else 0,
+        num_heads=config.num_attention_heads if config else 0,
+    )

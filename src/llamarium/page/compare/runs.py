@@ -1,55 +1,46 @@
 """The training runs that the server was started with; no other folder is read. No torch at import."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.config import ModelConfig
-from llamarium.errors import InputError, LlamariumError, OptionError, TrainingError, UnknownNameError, escape
+from llamarium.errors import InputError, LlamariumError, OptionError, UnknownNameError, escape
 from llamarium.file_names import ANY_SAFETENSORS
 from llamarium.hub.folders import is_adapter
 from llamarium.page.compare.others import Side
 from llamarium.page.compare.references import OwnTokenizers
 from llamarium.runtime.runner import Runner
-from llamarium.train.report.history import History
-from llamarium.train.report.page import spread
+from llamarium.train.history import RunHistory, has_history, read_history, spread
+from llamarium.train.row_paths import RowPaths, row_paths
 from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-    from llamarium.train.report.embeddings import RowPaths
 
 MAX_MOMENTS = 60
-"""Maximum number of checkpoints shown per run; if there are more, they are evenly spaced."""
+"""Maximum number of checkpoints shown per run, and of samples; if there are more, they are evenly spaced."""
+
+_MAX_POINTS = 400  # per curve
 
 
 class Runs:
     """Training runs by folder name; new checkpoints in a folder are found.
 
-    OptionError if a folder has no checkpoint or only adapters, or if two have the same name.
+    A folder of runs, such as an experiment's, stands for all of them. OptionError if a folder has neither a checkpoint
+    nor a journal, or if two runs have the same name.
     """
 
     def __init__(self, folders: Sequence[Path] = ()) -> None:
         self._folders, self._models = dict[str, Path](), dict[str, OpenedModel]()
         self._tokenizers = OwnTokenizers()
-        for folder in folders:
-            name = folder.resolve().name
+        for run in (run for folder in folders for run in _runs_in(folder)):
+            name = run.resolve().name
             if name in self._folders:
-                raise OptionError(f"{escape(folder)}: two runs are called {escape(name)}; rename one of the folders")
-            newest = newest_checkpoint(folder)
-            if newest is None:
-                raise OptionError(
-                    f"{escape(folder)}: holds no checkpoint; expected the folder of a training run, with step-00000500 "
-                    "or the like in it"
-                )
-            if is_adapter(newest):
-                raise OptionError(
-                    f"{escape(folder)}: its checkpoints are adapters, which have no table and no heads of their own; "
-                    "give some of them as --adapter NAME=FOLDER, and compare them with their base"
-                )
-            self._folders[name] = folder
+                raise OptionError(f"{escape(run)}: two runs are called {escape(name)}; rename one of the folders")
+            self._folders[name] = run
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,10 +49,12 @@ class Runs:
 
     @property
     def readable(self) -> tuple[str, ...]:
-        """Names of the runs whose newest checkpoint can be opened."""
+        """Names of the runs whose newest checkpoint is a model that can be opened."""
         names: list[str] = []
         for name in self._folders:
             with suppress(UnknownNameError):
+                if not self.steps(name):
+                    continue
                 self._opened(name)
                 names.append(name)
         return tuple(names)
@@ -75,16 +68,30 @@ class Runs:
             )
         return self._folders[name]
 
+    @property
+    def newest(self) -> Path | None:
+        """Newest checkpoint of the first run that has one which is a model or an adapter; None if there is none."""
+        checkpoints = (newest_checkpoint(folder) for folder in self._folders.values())
+        return next((folder for folder in checkpoints if folder and (is_adapter(folder) or _is_model(folder))), None)
+
     def steps(self, name: str) -> list[int]:
-        """Return the steps of a run's checkpoints in order, up to `MAX_MOMENTS`."""
+        """Return the steps of a run's checkpoints in order, up to `MAX_MOMENTS`; none if they are not whole models."""
+        newest = newest_checkpoint(self.folder(name))
+        if newest is None or not _is_model(newest):
+            return []
         return spread(checkpoint_steps(self.folder(name)), MAX_MOMENTS)
 
-    def groups(self, name: str) -> list[Mapping[str, Any]]:
-        """Return the groups of answers in a run's journal, up to `MAX_MOMENTS`; none without a journal."""
+    def has_history(self, name: str) -> bool:
+        """Return whether a run has a journal."""
+        return has_history(self.folder(name))
+
+    def history(self, name: str) -> RunHistory:
+        """Return what a run's journal says."""
         try:
-            return spread(History.read(self.folder(name)).of("group"), MAX_MOMENTS)
-        except TrainingError:
-            return []
+            return read_history(self.folder(name)).thinned(points=_MAX_POINTS, texts=MAX_MOMENTS)
+        except LlamariumError:
+            message = f"the run {name} has no metrics.jsonl that can be read"
+            raise UnknownNameError(message, code="unreadable_history", param="run") from None
 
     def num_bytes(self, name: str, step: int) -> int:
         """Return the bytes of a checkpoint's weights on disk; 0 if it has been removed."""
@@ -138,11 +145,9 @@ class Runs:
                 raise _unreadable(name) from None
         return self._models[name]
 
-    def row_paths(self, name: str, ids: Sequence[int]) -> "RowPaths":
+    def row_paths(self, name: str, ids: Sequence[int]) -> RowPaths:
         """Return the paths of embedding rows over a run's checkpoints."""
         folder, steps = self.folder(name), self.steps(name)
-        from llamarium.train.report.embeddings import row_paths
-
         try:
             return row_paths(folder, ids, steps=steps)
         except InputError:
@@ -155,6 +160,28 @@ def newest_checkpoint(folder: Path) -> Path | None:
     """Return a run's checkpoint of the highest step, or None; TrainingError if the folder cannot be read."""
     steps = checkpoint_steps(folder)
     return checkpoint_folder(folder, steps[-1]) if steps else None
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the folder if it is a run, else the runs in it; OptionError if there are none."""
+
+    def is_run(path: Path) -> bool:
+        return has_history(path) or newest_checkpoint(path) is not None
+
+    if is_run(folder):
+        return [folder]
+    runs = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_run(path)] if folder.is_dir() else []
+    if not runs:
+        raise OptionError(
+            f"{escape(folder)}: holds no training run; expected a folder with metrics.jsonl, or with step-00000500 or "
+            "the like in it"
+        )
+    return runs
+
+
+def _is_model(checkpoint: Path) -> bool:
+    """Return whether a checkpoint is a Llama: no adapter, and no variant of an experiment that only it can load."""
+    return not is_adapter(checkpoint) and not (checkpoint / "variant.json").exists()
 
 
 def _weights(folder: Path) -> list[tuple[int, int]]:

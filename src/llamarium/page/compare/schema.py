@@ -90,11 +90,13 @@ class RunView(View):
     """A training run that the server was started with.
 
     Attributes:
-        steps: Of its checkpoints; of more than 60, so many spread over them.
+        has_history: Whether it has a journal: `runs/{run}/history`.
+        steps: Of its checkpoints; of more than 60, so many spread over them. None if these are not whole models.
         num_bytes: What the last one's weights occupy.
     """
 
     name: str
+    has_history: bool
     steps: tuple[int, ...]
     num_bytes: int
     num_layers: int
@@ -102,7 +104,7 @@ class RunView(View):
 
 
 class RunsView(View):
-    """The runs whose checkpoints can be looked at, those that cannot be opened, and the most tokens that they read."""
+    """The runs, the names of those whose checkpoints cannot be opened, and the most tokens that checkpoints read."""
 
     unreadable: tuple[str, ...]
     runs: tuple[RunView, ...]
@@ -121,28 +123,6 @@ class RunRowsView(View):
     ids: tuple[int, ...]
     places: tuple[tuple[tuple[float, ...], ...], ...]
     share: float
-
-
-class RewardedView(View):
-    """One answer of a group; reward and advantage are None where the journal has no number."""
-
-    text: str
-    reward: float | None
-    advantage: float | None
-
-
-class GroupView(View):
-    """A prompt that a run on rewards answered several times, the best answer first."""
-
-    step: int
-    prompt: str
-    answers: tuple[RewardedView, ...]
-
-
-class GroupsView(View):
-    """Groups of answers over a run; none where it learned from no rewards."""
-
-    groups: tuple[GroupView, ...]
 
 
 class MomentView(View):

@@ -55,6 +55,6 @@ OF_MODEL: Mapping[str, Probe] = {
     "compare": Probe(compare.sides, "side"),
     "runs": Probe(compare.runs, "run"),
     "runs/{run}/rows": Probe(compare.run_rows, "ids"),
-    "runs/{run}/groups": Probe(compare.run_groups, "run"),
+    "runs/{run}/history": Probe(compare.run_history, "run"),
 }
 """Probes of the model, below `/inspect/`."""

@@ -22,7 +22,7 @@ from llamarium.train.conduct import save_settings
 from llamarium.train.config import ExperimentConfig
 from llamarium.train.data.batch import IGNORED
 from llamarium.train.data.packing import PackedRows
-from llamarium.train.report.journal import Emit, Event, Journal
+from llamarium.train.journal import Emit, Event, Journal
 from llamarium.train.setup import Setup
 from llamarium.train.step import measured_rows
 

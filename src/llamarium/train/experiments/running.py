@@ -1,4 +1,4 @@
-"""Run an experiment: train every variant with every seed in its own folder, and write a page to compare them."""
+"""Run an experiment: train every variant with every seed in its own folder, and compare the runs."""
 
 import os
 from collections.abc import Callable, Generator, Mapping
@@ -23,13 +23,12 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.train.conduct import conduct, is_acceptance, save_settings
 from llamarium.train.config import ExperimentConfig
 from llamarium.train.experiments.ngrams import conduct_ngrams
-from llamarium.train.experiments.peeking import Peeking, about_peeking, measure_peeking
-from llamarium.train.experiments.variants import EXPERIMENTS, TrainingExperiment, Variant, set_embedding_std
-from llamarium.train.experiments.verdict import spread_of, verdict
+from llamarium.train.experiments.peeking import about_peeking, measure_peeking
+from llamarium.train.experiments.variants import EXPERIMENTS, Variant, set_embedding_std
+from llamarium.train.experiments.verdict import verdict
+from llamarium.train.history import RunHistory, read_history
+from llamarium.train.journal import Emit, Event
 from llamarium.train.pretrain import prepare
-from llamarium.train.report.history import History, number_of
-from llamarium.train.report.journal import Emit, Event
-from llamarium.train.report.write import compare, write_report
 from llamarium.train.setup import Setup
 from llamarium.train.state.lock import run_lock
 
@@ -42,10 +41,25 @@ _FORMAT = "weights of an experiment: no Llama config describes this model, and o
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A variant's number of parameters, and its best validation loss per seed, in nats; empty without validation."""
+    """A variant's results: those of its first run, and the best validation loss of each.
+
+    Attributes:
+        parameters: Number of parameters, or of the counts of an n-gram model.
+        training_loss: Training loss at the end, in nats; None for an n-gram model.
+        kv_bytes: KV cache per token in bfloat16; None for an n-gram model.
+        tokens_per_s: Median throughput of training.
+        sample: Last text that it wrote.
+        losses: Best validation loss per seed, in nats; empty without validation.
+        measures: What the experiment measures besides, by name.
+    """
 
     parameters: int
+    training_loss: float | None
+    kv_bytes: int | None
+    tokens_per_s: float | None
+    sample: str
     losses: list[float] = field(default_factory=list[float])
+    measures: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +67,22 @@ class Outcome:
     """Result of an experiment.
 
     Attributes:
-        report: The page, or None if a signal stopped the experiment.
-        signal: That signal, or None.
-        arms: Results by variant.
+        signal: Signal that stopped the experiment, or None.
+        arms: Results by variant; none if it was stopped.
+        notes: What to look for, in paragraphs.
         verdict: Statistical comparison in words; empty without validation.
     """
 
-    report: Path | None
     signal: int | None
     arms: Mapping[str, Arm] = field(default_factory=dict[str, Arm])
+    notes: tuple[str, ...] = ()
     verdict: str = ""
 
 
 def run_experiment(
     name: str, config: ExperimentConfig, out: Path, *, resume: bool, allow_changes: bool = False, watch: Watch
 ) -> Outcome:
-    """Train every variant in its own folder below `out`, and write `out/report.html`.
+    """Train every variant in its own folder below `out`, and compare them.
 
     The settings are written to `out/experiment.toml`, which reproduces the experiment. `resume` continues an earlier
     call and skips finished runs; `watch` shows the runs. Other arguments and errors are those of `conduct`.
@@ -83,7 +97,7 @@ def run_experiment(
     if config.embedding_std is not None and name != "tied":
         raise TrainingError(f"embedding_std: of no effect in the experiment {name}; leave it out, or ask for tied")
     variants = EXPERIMENTS[name].variants(config)
-    measured: dict[str, Peeking] = {}
+    notes = [EXPERIMENTS[name].note]
     threads: int | None = None  # all runs use those of the first, as their speeds are compared
     arms: dict[str, Arm] = {}
     with run_lock(out):
@@ -97,53 +111,40 @@ def run_experiment(
                 continue
             ending = conduct(make, out / run_name, resume=resume, allow_changes=allow_changes, watch=watching)
             if ending.signal is not None:
-                return Outcome(None, ending.signal)
-            write_report(out / run_name)
-            history = History.read(out / run_name)
-            threads = threads or history.start.get("threads")
-            arm = arms.setdefault(label, Arm(int(number_of(history.start.get("parameters")) or 0)))
-            if best := history.best():
-                arm.losses.append(best[1])
-            if seed != config.seed:
-                continue
-            if name == "causal" and (validation := make().validation) is not None:
-                with computing_with(threads):
-                    measured[label] = measure_peeking(make().model, validation, variant.trunk, make().config)
+                return Outcome(ending.signal)
+            history = read_history(out / run_name)
+            threads = threads or history.threads
+            if label not in arms:
+                arms[label] = _arm(history)
+                if config.embedding_std is not None and (losses := history.values("step", "loss")):
+                    arms[label].measures["first loss"] = losses[0]
+                if name == "causal" and (validation := make().validation) is not None:
+                    with computing_with(threads):
+                        seen = measure_peeking(make().model, validation, variant.trunk, make().config)
+                    arms[label].measures.update({"loss, causal": seen.loss_without, "weight on next": seen.share})
+                    notes += [about_peeking(label, seen)] if seen.share > 0 else []
+            arms[label].losses.extend([] if history.best_loss is None else [history.best_loss])
         summary = verdict({label: arm.losses for label, arm in arms.items()}) if config.validation else ""
-        return Outcome(_write_page(EXPERIMENTS[name], config, out, arms, measured, summary), None, arms, summary)
+        return Outcome(None, arms, tuple(notes), summary)
 
 
-def _write_page(
-    experiment: TrainingExperiment,
-    config: ExperimentConfig,
-    out: Path,
-    arms: Mapping[str, Arm],
-    measured: Mapping[str, Peeking],
-    found: str,
-) -> Path:
-    notes = [experiment.note, *(about_peeking(label, seen) for label, seen in measured.items() if seen.share > 0)]
-    columns: dict[str, dict[str, str]] = {}
-    if found:
-        notes.append(found)
-        if config.seeds > 1:
-            notes.append("Mean and deviation are over the seeds; other columns, curves and texts are the first seed's.")
-            columns["validation loss, mean ± deviation"] = {k: spread_of(arm.losses) for k, arm in arms.items()}
-    if config.embedding_std is not None:
-        first = {label: History.read(out / label).curve("step", "loss") for label in arms}
-        columns["loss at the first step told"] = {k: f"{points[0][1]:.4g}" for k, points in first.items() if points}
-    if measured:
-        columns["loss without looking ahead"] = {k: f"{seen.loss_without:.4g}" for k, seen in measured.items()}
-        columns["attention on the next token"] = {k: f"{seen.share:.0%}" for k, seen in measured.items()}
-    folders, title = {label: out / label for label in arms}, f"Experiment: {experiment.title}"
-    return compare(folders, out / "report.html", title, notes=notes, columns=columns)
+def _arm(history: RunHistory) -> Arm:
+    return Arm(
+        int(history.parameters or 0),
+        history.last("step", "loss"),
+        history.kv_bytes,
+        history.tokens_per_s,
+        history.samples[-1].text if history.samples else "",
+    )
 
 
 def _count(setup: Setup, order: int, config: ExperimentConfig, out: Path, watch: AbstractContextManager[Emit]) -> Arm:
     """Count an n-gram model, which does not depend on the seed."""
     with watch as show:
-        parameters, loss = conduct_ngrams(setup, config, order, out, show)
-    write_report(out)
-    return Arm(parameters, [loss] * config.seeds)
+        _, loss = conduct_ngrams(setup, config, order, out, show)
+    arm = _arm(read_history(out))
+    arm.losses.extend([loss] * config.seeds)
+    return arm
 
 
 @contextmanager

@@ -115,7 +115,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class TrainingExperiment:
-    """Runs that differ in one thing: title and explanation for the page, and the variants for given settings."""
+    """Runs that differ in one thing: title, explanation, and the variants for given settings."""
 
     title: str
     note: str
@@ -199,7 +199,7 @@ EXPERIMENTS: Mapping[str, TrainingExperiment] = {
     "causal": TrainingExperiment(
         "Causal against bidirectional attention",
         "An encoder sees its whole row. Asked for the next token, it need not predict it: the token stands right "
-        "there. Its loss says nothing about writing, where the next token is not there yet. The text below is written "
+        "there. Its loss says nothing about writing, where the next token is not there yet: the samples are written "
         "one token after the other, so each sees only those before it.",
         _causal,
     ),
