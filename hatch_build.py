@@ -186,7 +186,7 @@ def _jobs(cc: Sequence[str], sets: Mapping[str, list[str]], names: Sequence[str]
         "encode": ["encode.c", "-ffp-contract=off"],  # its bytes are those of every processor
         **{f"{part}_{name}": [*_part(part, name), *sets[name], *flags_of.get(part, [])] for part, name in parts},
         **({f"{part}_portable": [*_part(part, "portable"), "-Os"] for part in _SMALL} if is_old else {}),
-        **{name: [f"{name}.c"] for name in ("pool", "bandwidth", "pack")},
+        **{name: [f"{name}.c"] for name in ("pool", "bandwidth", "pack", _system(cc))},
         **{name: [f"{name}.c", "-O2"] for name in ("merge", "best_cut")},
         **{name: [f"{name}.c", "-Os"] for name in ("segment", "ranks")},  # they run once for each vocabulary
         f"dispatch_{'_'.join(names)}": ["dispatch.c", *(f"-DLM_HAS_{name.upper()}" for name in names)],
@@ -227,6 +227,12 @@ def _machine(cc: Sequence[str]) -> str:
 
 def _processor(cc: Sequence[str]) -> str:
     return _machine(cc).split("-")[0].replace("arm64", "aarch64")
+
+
+def _system(cc: Sequence[str]) -> str:
+    """Return which source of native/ calls the system."""
+    machine = _machine(cc)
+    return "system_windows" if "windows" in machine or "mingw" in machine else "system_posix"
 
 
 def build(*, only_best: bool = False) -> None:
@@ -294,7 +300,7 @@ def _linked_wasm() -> dict[Path, Path]:
 def _made_wasm(cc: Sequence[str], folder: Path, flags: Sequence[str], link: Sequence[str]) -> Path:
     """Compile and link one module."""
     jobs = {f"{part}_simd128": _part(part, "simd128") for part in WASM_PARTS}
-    jobs |= {name: [f"{name}.c"] for name in ("dispatch", "pack", "pool_wasm")}
+    jobs |= {name: [f"{name}.c"] for name in ("dispatch", "pack", "pool_wasm", "system_posix")}
     objects = _compile(cc, jobs, folder, [*WARNINGS, *flags], _progress(len(jobs)))
     exports = [f"--export={name}" for name in WASM_EXPORTS]
     options = [f"-Wl,{one}" for one in (*exports, *link, "-s", "-z,stack-size=1048576")]
@@ -305,7 +311,7 @@ def _made_wasm(cc: Sequence[str], folder: Path, flags: Sequence[str], link: Sequ
 
 def _fingerprint(cc: Sequence[str]) -> str:
     """Name all that the objects depend on: sources, flags and compiler."""
-    how = "".join(map(inspect.getsource, (_jobs, _sets, _part, _linked_wasm, _made_wasm)))
+    how = "".join(map(inspect.getsource, (_jobs, _sets, _system, _part, _linked_wasm, _made_wasm)))
     of_wasm = (WASM_PARTS, WASM_FLAGS, WASM_EXPORTS, WASM_SHARED, WASM_SHARED_LINK)
     flags = (FLAGS, WARNINGS, SETS, SHARED, _SMALL, _PLAIN, *of_wasm)
     found = hashlib.sha256(repr((cc, _run(*cc, "--version").stdout, flags, how)).encode())
@@ -391,7 +397,8 @@ class BuildHook(BuildHookInterface):
         """
         made = os.environ.get("LLAMARIUM_LIBRARY")
         if made:
-            build_data["force_include"][made] = LIBRARY.relative_to(Path(self.root) / "src").as_posix()
+            inside = LIBRARY.with_name(Path(made).name)
+            build_data["force_include"][made] = inside.relative_to(Path(self.root) / "src").as_posix()
             build_data["tag"] = f"py3-none-{Path(made).parent.name}"
             build_data["pure_python"] = False
             return

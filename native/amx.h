@@ -5,8 +5,9 @@
 #ifdef LM_EMULATE_AMX /* in tests, on processors without AMX */
 #include "emulated_amx.h"
 #else
-#include <cpuid.h>
 #include <immintrin.h>
+
+#include "processor.h"
 #ifdef __linux__
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,11 +18,8 @@
 static inline int may_use_amx(void) {
 #ifdef __linux__
     enum { REQUEST_PERMISSION = 0x1023, TILES = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
-    unsigned a, b, c, d, low, high;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 24 & 1) || !(d >> 25 & 1)) return 0; /* amx-tile, amx-int8 */
-    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    if ((low >> 17 & 3) != 3) return 0; /* the system saves the tiles' shapes and content */
+    if (!cpuid_bit(7, 0, EDX, 24) || !cpuid_bit(7, 0, EDX, 25)) return 0; /* AMX-TILE, AMX-INT8 */
+    if (!saves_registers(AMX_REGISTERS)) return 0;
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILES) == 0;
 #else
     return 0;

@@ -1,6 +1,7 @@
 /* How fast this machine reads memory: what bounds decoding, which reads every weight for every token. */
 #include "llamarium.h"
 #include "pool.h"
+#include "system.h"
 
 #define LINE 64
 #define PAGE 4096

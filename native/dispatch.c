@@ -6,60 +6,12 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "processor.h"
 #include "tiles.h"
 
-#if defined(__x86_64__)
-#if defined(LM_HAS_AVX2) || defined(LM_HAS_AVX_VNNI)
-#include <cpuid.h>
-static int has_avx2(void) {
-    unsigned a, b, c, d; /* __builtin_cpu_supports("f16c") does not exist in clang and older versions of gcc */
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-}
-#endif
-#ifdef LM_HAS_AVX_VNNI
-#ifdef LM_EMULATE_AVX_VNNI /* in tests, on processors without AVX-VNNI */
-static int has_avx_vnni(void) { return has_avx2(); }
-#else
-static int has_avx_vnni(void) { /* gcc 12 has no name for it; that the system saves AVX's registers is part of having AVX2 */
-    unsigned a, b, c, d;
-    if (!has_avx2() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || a < 1) return 0; /* the last part of leaf 7 */
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
-}
-#endif
-#endif
-#if defined(LM_HAS_AVX512_VNNI) || defined(LM_HAS_AVX512_BF16) || defined(LM_HAS_AMX)
-static int has_avx512_vnni(void) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
-}
-#endif
-#ifdef LM_HAS_AVX512_BF16
-static int has_avx512_bf16(void) { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
-#endif
 #ifdef LM_HAS_AMX
 #include "amx.h"
 static int has_amx(void) { return has_avx512_vnni() && may_use_amx(); }
-#endif
-#elif defined(__linux__)
-#include <sys/auxv.h>
-#if defined(LM_HAS_NEON_DOTPROD) || defined(LM_HAS_NEON_I8MM)
-static int has_neon_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; } /* HWCAP_ASIMDDP */
-#endif
-#ifdef LM_HAS_NEON_I8MM
-static int has_neon_i8mm(void) { return has_neon_dotprod() && (getauxval(AT_HWCAP2) >> 13 & 1); } /* HWCAP2_I8MM */
-#endif
-#elif defined(__APPLE__)
-#include <sys/sysctl.h>
-#ifdef LM_HAS_NEON_DOTPROD
-static int has_neon_dotprod(void) { return 1; } /* every Mac with an Arm processor */
-#endif
-#ifdef LM_HAS_NEON_I8MM
-static int has_neon_i8mm(void) { /* the M2 and later */
-    int has = 0;
-    size_t size = sizeof has;
-    return sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &size, NULL, 0) == 0 && has;
-}
-#endif
 #endif
 
 static int always(void) { return 1; }

@@ -11,7 +11,11 @@
 
 #include <stdint.h>
 
+#ifdef _WIN32
+#define LM_EXPORT __declspec(dllexport)
+#else
 #define LM_EXPORT __attribute__((visibility("default")))
+#endif
 
 #define LM_TILE_ROWS 16
 #define LM_GROUP 32
@@ -239,7 +243,7 @@ LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *
 typedef struct {
     int32_t kind, rows, cols;
     int32_t head_rows; /* rows of a head if the file interleaves RoPE pairs (i and i + head_rows / 2 are its rows 2i and 2i + 1); else 0 */
-    int32_t file;      /* descriptor, open for reading; its position is not used */
+    int32_t file;      /* descriptor, on Windows a handle, open for reading; its position is not used, but Windows changes it */
     int64_t offset;
     uint8_t *tiles;
     int64_t *num_nonfinite; /* counter of weights whose scale or minimum is NaN or infinite; initially 0 */

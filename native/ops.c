@@ -63,8 +63,8 @@ static void run_single(void *context, lm_team team) {
 static int product(const lm_matrix *w, const float *x, int32_t num_rows, int32_t input_bits, float *y) {
     const int parts = parts_of(input_bits), groups = groups_of(w->cols);
     const size_t group_bytes = is_float(w) ? LM_GROUP * sizeof(float) : parts * sizeof(lm_block);
-    void *memory;
-    if (posix_memalign(&memory, 64, (size_t)num_rows * groups * group_bytes) != 0) return LM_NO_MEMORY;
+    void *memory = lm_allocate((size_t)num_rows * groups * group_bytes);
+    if (memory == NULL) return LM_NO_MEMORY;
     inputs in = {.num_rows = num_rows, .groups = groups, .parts = parts};
     if (w->kind == LM_BF16)
         in.bf16.at = memory;
@@ -76,7 +76,7 @@ static int product(const lm_matrix *w, const float *x, int32_t num_rows, int32_t
     lm_enter();
     lm_parallel(run_single, &s);
     lm_leave();
-    free(memory);
+    lm_free(memory);
     return LM_OK;
 }
 

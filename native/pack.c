@@ -2,15 +2,11 @@
  *
  * The blocks come from memory or from a file. From a file, each thread reads a piece that fits into its cache, so that the weights are in memory
  * only once, as tiles. */
-#include <errno.h>
 #include <stdlib.h>
-#ifndef __wasm__
-#include <sys/mman.h>
-#endif
-#include <unistd.h>
 
 #include "blocks.h"
 #include "pool.h"
+#include "system.h"
 
 #define PANELS_OF_A_PIECE 8
 #define BYTES_AT_ONCE (256 * 1024) /* read from a file at a time; stays in the L2 cache until it is packed */
@@ -203,20 +199,10 @@ static void pack_panels(void *context, lm_team team) {
         }
 }
 
-/* Request 2 MB pages: fewer page faults while tiles are written, fewer TLB misses when they are read. */
-static void use_huge_pages(uint8_t *memory, size_t bytes) {
-#ifdef MADV_HUGEPAGE
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)memory + page - 1) / page * page;
-    const uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
-    if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE); /* only advice, so errors do not matter */
-#else
-    (void)memory, (void)bytes;
-#endif
-}
-
 void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles) {
     packing p = {.kind = kind, .rows = rows, .cols = cols, .blocks = blocks, .tiles = tiles};
-    use_huge_pages(tiles, panels_of(rows) * LM_TILE_ROWS * row_bytes(kind, cols));
+    /* fewer page faults while tiles are written, fewer TLB misses when they are read */
+    lm_use_huge_pages(tiles, panels_of(rows) * LM_TILE_ROWS * row_bytes(kind, cols));
     lm_enter();
     lm_parallel(pack_panels, &p);
     lm_leave();
@@ -243,16 +229,6 @@ static int stored_row(const lm_file_matrix *w, int row) {
     if (w->head_rows == 0) return row;
     const int half = w->head_rows / 2, i = row % w->head_rows, begin = row - i;
     return begin + (i < half ? 2 * i : 2 * (i - half) + 1);
-}
-
-static int read_all(int file, uint8_t *to, size_t bytes, int64_t offset) {
-    while (bytes > 0) {
-        const ssize_t got = pread(file, to, bytes, (off_t)offset);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return LM_UNREADABLE;
-        to += got, bytes -= (size_t)got, offset += got;
-    }
-    return LM_OK;
 }
 
 /* Count the weights whose scale or minimum is NaN or infinite. */
@@ -282,8 +258,8 @@ static int pack_piece(file_reader *reader, int first_panel, _Atomic int64_t *num
         reader->capacity = reader->memory == NULL ? 0 : bytes;
         if (reader->memory == NULL) return LM_NO_MEMORY;
     }
-    const int code = read_all(w->file, reader->memory, bytes, w->offset + (int64_t)from * (int64_t)stride);
-    if (code != LM_OK) return code;
+    const int64_t begin = w->offset + (int64_t)from * (int64_t)stride;
+    if (!lm_read_file(w->file, reader->memory, bytes, begin)) return LM_UNREADABLE;
 
     int64_t bad = 0;
     for (int row = first; row < end; row += LM_TILE_ROWS) {

@@ -1,15 +1,11 @@
 /* The thread pool. Idle threads spin for a while before they sleep: a stage of a job takes microseconds, and the next token usually comes within
  * a millisecond. */
-#define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "pool.h"
 
-#include <dlfcn.h>
-#include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "llamarium.h"
+#include "system.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -25,15 +21,15 @@
 #define PATIENCE_IN_A_JOB_NS 10000000
 #define PATIENCE_BETWEEN_JOBS_NS 3000000
 
-static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* protects the queue of callers, which take turns in the order of arrival */
-static pthread_cond_t next_turn = PTHREAD_COND_INITIALIZER;
+static lm_mutex user = LM_MUTEX; /* protects the queue of callers, which take turns in the order of arrival */
+static lm_condition next_turn = LM_CONDITION;
 static unsigned turns_given, turns_over;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects sleeping and waking */
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static lm_mutex lock = LM_MUTEX; /* protects sleeping and waking */
+static lm_condition changed = LM_CONDITION;
 
 static atomic_int wanted = 1; /* requested number of threads, including the caller's; atomic for lm_threads() */
 static int running = 1;
-static pthread_t threads[MAX_THREADS];
+static lm_thread threads[MAX_THREADS];
 static atomic_int stopping;
 
 static void (*job)(void *, lm_team);
@@ -46,24 +42,18 @@ static atomic_int_least64_t busy;     /* total nanoseconds of all jobs */
 
 static void wake(void) {
     if (atomic_load(&sleepers)) {
-        pthread_mutex_lock(&lock);
-        pthread_cond_broadcast(&changed);
-        pthread_mutex_unlock(&lock);
+        lm_lock(&lock);
+        lm_wake_all(&changed);
+        lm_unlock(&lock);
     }
 }
 
 static void sleep_while(atomic_uint *value, unsigned old) {
-    pthread_mutex_lock(&lock);
+    lm_lock(&lock);
     atomic_fetch_add(&sleepers, 1); /* before the value is read again, so that no wake-up is lost */
-    while (atomic_load(value) == old) pthread_cond_wait(&changed, &lock);
+    while (atomic_load(value) == old) lm_wait(&changed, &lock);
     atomic_fetch_sub(&sleepers, 1);
-    pthread_mutex_unlock(&lock);
-}
-
-int64_t lm_now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    lm_unlock(&lock);
 }
 
 /* Wait until `value` differs from `old`: spin first, then yield the core, and sleep after `patience_ns`. A virtual machine whose threads sleep
@@ -73,7 +63,7 @@ static void wait_while(atomic_uint *value, unsigned old, int64_t patience_ns) {
         if (atomic_load_explicit(value, memory_order_acquire) != old) return;
         RELAX();
     }
-    for (const int64_t until = lm_now_ns() + patience_ns; lm_now_ns() < until; sched_yield())
+    for (const int64_t until = lm_now_ns() + patience_ns; lm_now_ns() < until; lm_yield())
         if (atomic_load_explicit(value, memory_order_acquire) != old) return;
     sleep_while(value, old);
 }
@@ -99,14 +89,14 @@ typedef struct {
     unsigned seen;
 } start_state;
 
-static void *work(void *start) {
+static void work(void *start) {
     int index = ((start_state *)start)->index;
     unsigned seen = ((start_state *)start)->seen;
     free(start);
     for (;;) {
         wait_while(&job_number, seen, atomic_load(&patience));
         seen++;
-        if (atomic_load(&stopping)) return NULL;
+        if (atomic_load(&stopping)) return;
         lm_team team = {index, running};
         job(job_context, team);
         lm_barrier(team);
@@ -117,7 +107,7 @@ static void stop_workers(void) {
     atomic_store(&stopping, 1);
     atomic_fetch_add(&job_number, 1);
     wake();
-    for (int i = 1; i < running; i++) pthread_join(threads[i], NULL);
+    for (int i = 1; i < running; i++) lm_join_thread(threads[i]);
     atomic_store(&stopping, 0);
     running = 1;
 }
@@ -127,7 +117,7 @@ static void start_workers(void) {
         start_state *start = malloc(sizeof *start);
         if (start == NULL) return;
         *start = (start_state){running, atomic_load(&job_number)};
-        if (pthread_create(&threads[running], NULL, work, start) != 0) { /* continue with the threads that exist */
+        if (!lm_start_thread(&threads[running], work, start)) { /* continue with the threads that exist */
             free(start);
             return;
         }
@@ -137,23 +127,23 @@ static void start_workers(void) {
 
 /* Tickets make the queue fair: with a mutex alone, a thread with thousands of small products could overtake an engine step again and again. */
 int lm_enter(void) {
-    pthread_mutex_lock(&user);
+    lm_lock(&user);
     const unsigned turn = turns_given++;
-    while (turn != turns_over) pthread_cond_wait(&next_turn, &user);
+    while (turn != turns_over) lm_wait(&next_turn, &user);
     if (running != wanted) {
         if (running > wanted) stop_workers();
         start_workers();
         wanted = running;
     }
     const int count = running;
-    pthread_mutex_unlock(&user);
+    lm_unlock(&user);
     return count;
 }
 
 void lm_leave(void) {
-    pthread_mutex_lock(&user);
-    if (++turns_over != turns_given) pthread_cond_broadcast(&next_turn);
-    pthread_mutex_unlock(&user);
+    lm_lock(&user);
+    if (++turns_over != turns_given) lm_wake_all(&next_turn);
+    lm_unlock(&user);
 }
 
 static void run(void (*next)(void *, lm_team), void *context, int64_t patience_ns) {
@@ -190,7 +180,7 @@ static atomic_int forked; /* in a forked child, OpenMP would wait for threads th
 void lm_parallel_beside_others(void (*next)(void *), void *context) {
     static _Atomic(parallel_function *) found;
     parallel_function *parallel = atomic_load(&found);
-    if (parallel == NULL) atomic_store(&found, parallel = (parallel_function *)dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+    if (parallel == NULL) atomic_store(&found, parallel = (parallel_function *)lm_find_function("GOMP_parallel"));
     if (parallel == NULL || atomic_load(&forked)) {
         lm_enter();
         run(run_own, &(own_job){next, context}, 0);
@@ -205,9 +195,9 @@ void lm_parallel_beside_others(void (*next)(void *), void *context) {
 int64_t lm_busy_ns(void) { return atomic_load(&busy); }
 
 void lm_set_threads(int32_t num_threads) {
-    pthread_mutex_lock(&user);
+    lm_lock(&user);
     wanted = num_threads < 1 ? 1 : num_threads > MAX_THREADS ? MAX_THREADS : num_threads;
-    pthread_mutex_unlock(&user);
+    lm_unlock(&user);
 }
 
 int32_t lm_threads(void) { return wanted; }
@@ -219,11 +209,11 @@ static void forget(void) {
     atomic_store(&stopping, 0);
     atomic_store(&sleepers, 0);
     atomic_store(&arrived, 0);
-    pthread_mutex_init(&user, NULL);
-    pthread_cond_init(&next_turn, NULL);
+    lm_reset_mutex(&user);
+    lm_reset_condition(&next_turn);
     turns_given = turns_over = 0;
-    pthread_mutex_init(&lock, NULL);
-    pthread_cond_init(&changed, NULL);
+    lm_reset_mutex(&lock);
+    lm_reset_condition(&changed);
 }
 
-__attribute__((constructor)) static void on_load(void) { pthread_atfork(NULL, NULL, forget); }
+__attribute__((constructor)) static void on_load(void) { lm_on_fork(forget); }

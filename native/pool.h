@@ -21,9 +21,6 @@ void lm_parallel(void (*job)(void *context, lm_team team), void *context);
  * threads then sleep immediately. */
 void lm_parallel_beside_others(void (*job)(void *context), void *context);
 
-/* A monotonic clock. */
-int64_t lm_now_ns(void);
-
 /* Wait until all threads of the job have reached the barrier. */
 void lm_barrier(lm_team team);
 

@@ -11,6 +11,7 @@
  * Source: Dao 2023, "FlashAttention-2".
  */
 #include "parts.h"
+#include "system.h"
 
 #include <stdlib.h>
 
@@ -499,8 +500,8 @@ static void run_row_job(void *context) {
     const lm_row_attention *call = job->call;
     const int row_tasks = call->num_heads / job->heads;
     workspace at;
-    void *memory;
-    if (posix_memalign(&memory, 64, lay_out(call, job->heads, NULL, &at) * sizeof(float))) {
+    void *memory = lm_allocate(lay_out(call, job->heads, NULL, &at) * sizeof(float));
+    if (memory == NULL) {
         atomic_store(&job->failed, 1);
         return;
     }
@@ -512,7 +513,7 @@ static void run_row_job(void *context) {
             attend_as_pass(job, task / row_tasks, task % row_tasks * job->heads, job->heads, at);
         else
             attend_forward(job, task / row_tasks, task % row_tasks, at);
-    free(memory);
+    lm_free(memory);
 }
 
 int attend_rows(const lm_row_attention *call, int32_t backward) {

@@ -1,5 +1,6 @@
 /* Run a batch: validate it, and split it into passes that fit into memory. */
 #include "layers.h"
+#include "system.h"
 
 /* Maximum number of rows of a pass, and bytes of attention's partial results for all KV chunks. They bound the memory of activations; results do
  * not depend on them. */
@@ -95,7 +96,8 @@ static int run_rows(pass *p) {
     const int keeps_some = p->num_logits < p->num_rows && !p->apart && p->taps == NULL;
     if (keeps_some) take_kept(p, &a, wanted, num_threads, &kept);
     const size_t bytes = a.used;
-    const int failed = posix_memalign((void **)&a.memory, 64, bytes);
+    a.memory = lm_allocate(bytes);
+    const int failed = a.memory == NULL;
     if (!failed) {
         a.used = 0;
         lay_out(p, &a, wanted, num_threads);
@@ -107,7 +109,7 @@ static int run_rows(pass *p) {
         memset(p->counters, 0, ((size_t)model->num_layers + 1) * MAX_STAGES * sizeof(atomic_int));
         look_up(&model->table, p->batch->token_ids + p->first, p->num_rows, p->hidden);
         lm_parallel(run_pass, p);
-        free(a.memory);
+        lm_free(a.memory);
     }
     lm_leave();
     return failed ? LM_NO_MEMORY : LM_OK;
