@@ -59,6 +59,7 @@ COLUMNS = {
         "extras": "what to install",
         "leftovers": "of killed writers",
         "collector": "garbage, later",
+        "system": "locks, memory",
     },
     "learn": {
         "course": "write a Llama, step by step",

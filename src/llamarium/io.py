@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from llamarium.errors import CheckpointError, ModelNotFoundError, OutputError, escape
 from llamarium.file_names import other_files
 from llamarium.leftovers import held, remove_leftovers
+from llamarium.system import sync
 
 
 def regular_size(path: Path) -> int:
@@ -78,15 +79,6 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     with atomic_file(path) as file:
         file.write(text.encode(errors="backslashreplace"))  # lone surrogates become JSON's \udcff
-
-
-def sync(path: Path) -> None:
-    """Flush a file's content, or a directory's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sync_tree(folder: Path) -> None:

@@ -1,8 +1,7 @@
 """Remove temporary files of killed writers.
 
 A writer locks its temporary file or folder. The operating system releases the lock when the process ends, so a
-temporary name without a lock belongs to a killed process and is removed by the next writer. On Windows, which has no
-such locks, nothing is removed.
+temporary name without a lock belongs to a killed process and is removed by the next writer.
 """
 
 import contextlib
@@ -10,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Generator
@@ -18,8 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-if sys.platform != "win32":
-    import fcntl
+from llamarium.system import lock, lock_path, open_file
 
 _STALE_AFTER_S = 24 * 3600
 
@@ -27,9 +24,9 @@ _STALE_AFTER_S = 24 * 3600
 @contextlib.contextmanager
 def held(temporary: Path) -> Generator[None]:
     """Lock a temporary file or folder in the body; SIGTERM raises an exception there, so that it is removed."""
-    descriptor = os.open(temporary, os.O_RDONLY)
+    descriptor = _open_lock(temporary, creates=True)
     try:
-        _lock(descriptor)
+        lock(descriptor)
         with _term_raises():
             yield
     finally:
@@ -39,9 +36,9 @@ def held(temporary: Path) -> Generator[None]:
 def take(descriptor: int) -> bool:
     """Lock an open file until it is closed; False if another process holds the lock.
 
-    Returns True on systems without such locks.
+    Returns True on file systems without locks.
     """
-    return _lock(descriptor) is not False
+    return lock(descriptor) is not False
 
 
 def remove_leftovers(target: Path) -> None:
@@ -63,7 +60,7 @@ def remove_stale(folder: Path, pattern: str) -> None:
 def _remove(path: Path, target: Path) -> None:
     if not path.is_dir():
         path.unlink(missing_ok=True)
-    elif {inner.name for inner in path.iterdir()} <= {"new", "old"}:
+    elif {inner.name for inner in path.iterdir()} <= {"new", "old", lock_path(path).name}:
         if Path(path, "old").exists() and not target.exists():
             Path(path, "old").rename(target)  # killed between two renames
         shutil.rmtree(path)
@@ -74,24 +71,19 @@ def _is_left(path: Path) -> bool:
     if path.is_symlink() or path.is_dir() == (path.suffix == ".part"):
         return False
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = _open_lock(path, creates=False)
     except OSError:
         return False
     try:
-        return _lock(descriptor) is True
+        return lock(descriptor) is True
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool | None:
-    """Take the lock; False if another process holds it, None on systems without such locks."""
-    if sys.platform == "win32":
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if isinstance(error, BlockingIOError) else None
-    return True
+def _open_lock(temporary: Path, *, creates: bool) -> int:
+    """Open what is locked for a temporary file or folder: itself, or a file in the folder."""
+    path = lock_path(temporary)
+    return open_file(path, os.O_RDONLY | (os.O_CREAT if creates and path != temporary else 0))
 
 
 @contextlib.contextmanager

@@ -192,7 +192,7 @@ def test_doctor_says_when_the_machine_is_busy(
     load: float, stolen: float | None, busy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr(doctor, "_num_usable_cpus", lambda: 2)
+    monkeypatch.setattr("llamarium.system.usable_cpus", lambda: 2)
     monkeypatch.setattr(doctor, "_stolen", lambda: stolen)
     check = doctor._load()
     assert check is not None and check.ok

@@ -15,9 +15,11 @@ def start() -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from llamarium.cli.main import TRAINING, command_name, main
     from llamarium.kernels.threads import spin_briefly
+    from llamarium.system import prepare_streams
 
     if command_name(sys.argv[1:]) in TRAINING:
         spin_briefly()
+    prepare_streams()
     if ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return main()

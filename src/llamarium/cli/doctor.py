@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium import __version__
+from llamarium import __version__, system
 from llamarium.cli.options import add_json, importing_torch
 from llamarium.cli.output import emit, show, size, status, table
 from llamarium.errors import LlamariumError, counted, escape
@@ -96,11 +96,10 @@ def _versions() -> Iterator[Check]:
 
 def _machine() -> Iterator[Check]:
     yield Check("system", f"{platform.system()} {platform.release()} on {platform.machine()}")
-    cpu = _proc_value("/proc/cpuinfo", "model name") or platform.processor() or "unknown"
-    yield Check("processor", f"{cpu}, {_num_usable_cpus()} of {os.cpu_count()} logical processors usable")
-    if total := _proc_value("/proc/meminfo", "MemTotal"):
-        free = _proc_value("/proc/meminfo", "MemAvailable") or "0 kB"
-        yield Check("memory", f"{_from_kb(free)} free of {_from_kb(total)}")
+    cpu = system.processor_name() or platform.processor() or "unknown"
+    yield Check("processor", f"{cpu}, {system.usable_cpus()} of {os.cpu_count()} logical processors usable")
+    free, total = system.memory()
+    yield Check("memory", size(total) if free is None else f"{size(free)} free of {size(total)}")
     if (load := _load()) is not None:
         yield load
 
@@ -109,7 +108,7 @@ def _load() -> Check | None:
     """Say whether other programs compute at the moment, which figures of speed then show."""
     if not hasattr(os, "getloadavg"):
         return None
-    waiting, cpus = os.getloadavg()[0], _num_usable_cpus()
+    waiting, cpus = os.getloadavg()[0], system.usable_cpus()
     shown = f"{waiting:.1f} tasks on {counted(cpus, 'processor')} in the last minute"
     stolen = _stolen()
     taken = "" if stolen is None else f"; {stolen:.0%} of the time taken by other virtual machines"
@@ -324,12 +323,6 @@ def _what_holds_back(speed: "MachineSpeed") -> str:
     return "the processor: memory could deliver more"
 
 
-def _num_usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _proc_value(file: str, name: str) -> str | None:
     """Return the first value of `name` in one of Linux's "name : value" files, or None where there is none."""
     try:
@@ -338,7 +331,3 @@ def _proc_value(file: str, name: str) -> str | None:
         return None
     pairs = (line.partition(":") for line in lines)
     return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
-
-
-def _from_kb(text: str) -> str:
-    return size(int(text.split()[0]) * 1024)

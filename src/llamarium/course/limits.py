@@ -5,12 +5,15 @@ is interrupted after a number of idle ticks. A process that is not scheduled, or
 """
 
 import math
-import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+if sys.platform != "win32":
+    import resource
 
 CALL_S = 15.0
 """Default CPU time limit of one call. Plain Python loops take about 3 s for the largest call of a check."""

@@ -4,18 +4,15 @@ import ctypes
 import functools
 import math
 import mmap
-import os
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from llamarium import system
 from llamarium.errors import MemoryBudgetError
-
-_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python names MAP_NORESERVE in later versions only
 
 
 def reserve(shape: tuple[int, ...], dtype: DTypeLike, *, huge_pages: bool = False) -> NDArray[Any]:
@@ -36,8 +33,7 @@ def reserve(shape: tuple[int, ...], dtype: DTypeLike, *, huge_pages: bool = Fals
     if count == 0:
         return np.zeros(shape, element_type)
     try:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-        memory = mmap.mmap(-1, count * element_type.itemsize, flags=flags)
+        memory = system.reserve(count * element_type.itemsize)
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(str(error)) from None
     if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -47,12 +43,9 @@ def reserve(shape: tuple[int, ...], dtype: DTypeLike, *, huge_pages: bool = Fals
 
 
 def free_bytes() -> int:
-    """Return the available memory as Linux reports it; on other systems, all of the machine's memory."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Return the available memory as Linux and Windows report it; on macOS, all of the machine's memory."""
+    available, total = system.memory()
+    return total if available is None else available
 
 
 def no_room(num_positions: int, num_bytes: int) -> MemoryBudgetError:

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -46,7 +47,7 @@ KERNELS = ("amx", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm",
 
 _OFF = "torch"
 _NO_SUCH_ROW, _BAD_BATCH, _UNREADABLE = 2, 3, 5
-_FILE = Path(__file__).with_name("_native.so")
+_FILE = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
 
 
 @functools.cache

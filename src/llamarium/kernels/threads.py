@@ -13,6 +13,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llamarium.system import physical_cores, usable_cpus
+
 _VARIABLE = "OMP_NUM_THREADS"
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 _SPINS = 1000  # measured in docs/decisions/0026-threads-of-training.md; libgomp's default is 300,000
@@ -106,21 +108,15 @@ def default_threads() -> int:
 @functools.cache
 def _num_cores() -> int:
     """Return how many physical cores this process may run on."""
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    siblings = (Path(f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list") for i in os.sched_getaffinity(0))
-    try:
-        return len({file.read_text() for file in siblings})
-    except OSError:
-        return len(os.sched_getaffinity(0))
+    return physical_cores()
 
 
 @functools.cache
 def allowed_cpus() -> int:
     """Return how many CPUs this process may use, by its affinity and its cgroup's quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = usable_cpus()
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return count if quota == "max" else max(1, min(count, round(int(quota) / int(period))))
     except (OSError, ValueError):
         return count

@@ -4,6 +4,7 @@ import errno
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from llamarium.errors import OptionError
 from llamarium.server.settings import Settings
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+# Lets a server take the port of one that has just ended. On Windows it always can, and SO_REUSEADDR would let two
+# servers share a port.
+_ADDRESS_OPTION: int = socket.SO_EXCLUSIVEADDRUSE if sys.platform == "win32" else socket.SO_REUSEADDR
 
 _UNREAD_BYTES = 2**18  # size of the system's send buffer, which limits what is buffered for a client that does not read
 
@@ -46,7 +51,7 @@ def listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, _ADDRESS_OPTION, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)  # inherited by connections
         listener.bind((settings.host, settings.port))
         listener.listen()
@@ -60,6 +65,8 @@ def listen(settings: Settings) -> socket.socket:
 
 def _listen_here(path: str) -> socket.socket:
     """Return a Unix socket that only its owner can use; a stale socket is replaced."""
+    if sys.platform == "win32":
+        raise OptionError("--uds: Python has no Unix sockets on Windows; use --host and --port")
     listener = socket.socket(socket.AF_UNIX)
     try:
         if Path(path).is_socket() and listener.connect_ex(path) == errno.ECONNREFUSED:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llamarium.errors import OptionError, escape
 from llamarium.generation.record import RecordedStart, prompt_line, shape_of, start_line
+from llamarium.system import hide_from_others, open_file, read_at
 
 if TYPE_CHECKING:
     from llamarium.generation.answers import Answers
@@ -47,17 +48,17 @@ class Recorder:
         self._lock, self._has_start = threading.Lock(), False
         self._max_bytes, self.is_full = max_bytes, False
         try:
-            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
+            self._descriptor = open_file(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600, waits=False)
             weakref.finalize(self, os.close, self._descriptor)
             status = os.fstat(self._descriptor)
-            beginning = os.pread(self._descriptor, len(_BEGINNING), 0) if stat.S_ISREG(status.st_mode) else None
+            beginning = read_at(self._descriptor, len(_BEGINNING), 0) if stat.S_ISREG(status.st_mode) else None
             if beginning not in (b"", _BEGINNING):
                 raise OptionError(f"{escape(file)}: is not a record of earlier answers; name another file (--record)")
-            os.fchmod(self._descriptor, 0o600)
+            hide_from_others(self._descriptor)
         except OSError as error:
             why = escape(error.strerror)
             raise OptionError(f"{escape(file)}: cannot record answers: {why}; name another file (--record)") from None
-        self._ends_line = status.st_size == 0 or os.pread(self._descriptor, 1, status.st_size - 1) == b"\n"
+        self._ends_line = status.st_size == 0 or read_at(self._descriptor, 1, status.st_size - 1) == b"\n"
 
     def write(self, name: str, answers: "Answers", model: "TextModel", engine: "TextEngine") -> str:
         """Append a prompt and its answers.

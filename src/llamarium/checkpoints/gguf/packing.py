@@ -23,6 +23,7 @@ from llamarium.kernels.memory import reserve
 from llamarium.kernels.threads import num_threads
 from llamarium.quant.formats import PACKED_FORMATS, TILE_ROWS
 from llamarium.runtime.native.weights import Weight
+from llamarium.system import file_number
 
 _ALIGNMENT = 4096
 _END = 2**62
@@ -84,7 +85,8 @@ class FilePacking:
         for matrix, (key, weight) in zip(matrices, self.weights.items(), strict=True):
             place = checkpoint.place(key)
             if place.path not in files:
-                files[place.path] = self._open_files.enter_context(place.path.open("rb", buffering=0)).fileno()
+                file = self._open_files.enter_context(place.path.open("rb", buffering=0))
+                files[place.path] = file_number(file.fileno())
             matrix.kind, (matrix.rows, matrix.cols) = structs.Kind[weight.type_name], weight.shape
             matrix.head_rows, matrix.file, matrix.offset = place.head_rows, files[place.path], place.offset
             matrix.tiles, matrix.num_nonfinite = weight.data.ctypes.data, pointer(self._num_nonfinite[key])

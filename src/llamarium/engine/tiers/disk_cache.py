@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from llamarium.errors import OptionError, escape, show_value
 from llamarium.leftovers import take
+from llamarium.system import open_file, read_parts, write_parts
 
 DEFAULT_BYTES = 4 * 2**30
 """Default maximum size of the directory."""
@@ -29,7 +30,6 @@ MARK = "llamarium-prefix-cache"
 
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})\.kv")
 _PAGE = 4096  # files occupy whole pages on the disk
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 Parts = Sequence[memoryview]
 
@@ -62,6 +62,7 @@ class DiskCache:
             raise OptionError(f"the disk cache's size is {show_value(most_bytes)}; expected at least 1 byte")
         self._folder, self.most_bytes = Path(folder), most_bytes
         self._partial = self._folder / "block.part"
+        self._files = threading.Lock()  # Windows removes no file that is being read
         self._lock, self._entries, self.num_bytes = threading.Lock(), OrderedDict[bytes, _Entry](), 0
         try:
             self._open()
@@ -99,7 +100,7 @@ class DiskCache:
             return False
         head_and_checksum = bytearray(len(head) + 4)
         view = memoryview(head_and_checksum)
-        with suppress(OSError):
+        with self._files, suppress(OSError):
             is_whole = _read(self._path(key, entry), [view[:-4], *parts, view[-4:]])
             if is_whole and bytes(head_and_checksum) == head + _checksum([view[:-4], *parts]):
                 return True
@@ -133,7 +134,7 @@ class DiskCache:
             self._write_aside(content)
             if not is_current():
                 return False
-            self._partial.rename(self._path(key, entry))
+            self._partial.replace(self._path(key, entry))
         finally:
             self._partial.unlink(missing_ok=True)
         with self._lock:
@@ -183,7 +184,8 @@ class DiskCache:
                 if self.num_bytes + num_bytes <= self.most_bytes:
                     return
                 key, entry = next(iter(self._entries.items()))
-            self._path(key, entry).unlink(missing_ok=True)
+            with self._files:
+                self._path(key, entry).unlink(missing_ok=True)
             self._forget(key)
 
     def _forget(self, key: bytes) -> None:
@@ -194,9 +196,9 @@ class DiskCache:
     def _write_aside(self, content: Parts) -> None:
         """Write the temporary file; OSError if not all of it was written, as on a full disk."""
         self._partial.unlink(missing_ok=True)
-        descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
+        descriptor = open_file(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, follows_links=False)
         try:
-            if os.writev(descriptor, content) != _size(content):
+            if write_parts(descriptor, content) != _size(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
@@ -211,7 +213,7 @@ def _locked(folder: Path) -> int:
             f"{escape(folder)}: contains {escape(other.name)} and is not a prefix cache; "
             "choose an empty or new directory"
         )
-    descriptor = os.open(mark, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600)
+    descriptor = open_file(mark, os.O_RDWR | os.O_CREAT, 0o600, follows_links=False)
     if take(descriptor):
         return descriptor
     os.close(descriptor)
@@ -220,11 +222,10 @@ def _locked(folder: Path) -> int:
 
 def _read(path: Path, content: Parts) -> bool:
     """Read a file into `content`; return whether it is a regular file of exactly that size."""
-    # Without O_NONBLOCK, opening a named pipe would block.
-    descriptor = os.open(path, os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0))
+    descriptor = open_file(path, os.O_RDONLY, follows_links=False, waits=False)
     try:
         status, size = os.fstat(descriptor), _size(content)
-        return stat.S_ISREG(status.st_mode) and status.st_size == size == os.preadv(descriptor, content, 0)
+        return stat.S_ISREG(status.st_mode) and status.st_size == size == read_parts(descriptor, content)
     finally:
         os.close(descriptor)
 

@@ -17,6 +17,7 @@ from llamarium.errors import OutputError, escape
 from llamarium.io import unwritable
 from llamarium.leftovers import take
 from llamarium.server.batch.lines import Line
+from llamarium.system import open_file, remove_open
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class OutputFile(Output):
         super().__init__()
         self._path, self._is_new = path, not path.exists()
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise unwritable(path, error) from None
         try:
@@ -145,8 +146,9 @@ class OutputFile(Output):
         with suppress(OSError):  # pipes and devices cannot be synced
             os.fsync(self._descriptor)
         if self._is_new and os.fstat(self._descriptor).st_size == 0:
-            self._path.unlink(missing_ok=True)
-        os.close(self._descriptor)
+            remove_open(self._path, self._descriptor)
+        else:
+            os.close(self._descriptor)
 
 
 def _keep(kept: Kept, line: bytes, where: str) -> None:

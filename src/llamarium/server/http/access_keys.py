@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def _warn_of_others(file: Path, status: os.stat_result) -> None:
         file: The file, for the message.
         status: The status of the opened file, i.e. of a link's target.
     """
-    if not stat.S_ISREG(status.st_mode):
+    if sys.platform == "win32" or not stat.S_ISREG(status.st_mode):  # Windows has no such permissions
         return
     user = os.geteuid()
     if status.st_uid not in (0, user):

@@ -22,6 +22,7 @@ from llamarium.server.http.access import Log
 from llamarium.server.http.protocol import connection_class
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.lifecycle.threads import are_at_work, in_own_thread
+from llamarium.system import STOP_SIGNALS
 
 _LOOK_S = 0.05  # interval between checks of the engine's state
 _BREAKING_S = 0.5  # time for clients to receive the errors of a failed engine
@@ -93,12 +94,11 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Handle SIGINT and SIGTERM while the body runs."""
+        """Handle SIGINT and SIGTERM, on Windows also SIGBREAK, while the body runs."""
         if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
             yield
             return
-        taken = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in taken}
+        before = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}
         try:
             yield
         finally:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from llamarium.system import STOP_SIGNALS
 from llamarium.train.rewards.functions import Rewards, StoppedError
 
 
@@ -12,7 +13,7 @@ from llamarium.train.rewards.functions import Rewards, StoppedError
 def stop_signals(
     rewards: Rewards | None = None, first: Callable[[int], object] = lambda _: None
 ) -> Generator[list[int]]:
-    """Collect SIGTERM and SIGINT in the yielded list instead of terminating; a second SIGINT interrupts immediately.
+    """Collect `STOP_SIGNALS` in the yielded list instead of terminating; a second SIGINT interrupts immediately.
 
     A signal during a reward function raises StoppedError there. `first` is called with the first signal.
     """
@@ -33,7 +34,7 @@ def stop_signals(
         if rewards is not None and rewards.is_running:
             raise StoppedError
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
     try:
         yield received
     finally:
