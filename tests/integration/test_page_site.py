@@ -352,6 +352,48 @@ def test_an_opening_is_cancelled_at_once_whatever_is_computed(address: str, site
         expect(page.locator(".site")).to_contain_text("letters, computed in this browser")
 
 
+SLOW_TIMERS = "{ const s = setTimeout; self.setTimeout = (f, ms = 0, ...all) => s(f, Math.max(1000, ms), ...all); }"
+HIDE = """() => {
+    for (const [name, value] of [["hidden", true], ["visibilityState", "hidden"]])
+        Object.defineProperty(document, name, { configurable: true, get: () => value });
+    const { setTimeout: later, setInterval: again } = window;
+    window.setTimeout = (work, ms = 0, ...all) => later(work, Math.max(1000, ms), ...all);
+    window.setInterval = (work, ms = 0, ...all) => again(work, Math.max(1000, ms), ...all);
+    window.requestAnimationFrame = () => 0;
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_a_tab_that_is_not_seen_goes_on_computing_and_opening(address: str, site: Path, browser: Browser) -> None:
+    """With timers of a second at least and no frames, as browsers have them there."""
+
+    def throttled(route: Route) -> None:
+        script = route.fetch()
+        route.fulfill(response=script, body=SLOW_TIMERS + script.text())
+
+    with browser.new_context(service_workers="block") as context:
+        page = context.new_page()
+        page.route("**/worker.js", throttled)
+        page.goto(address)
+        page.wait_for_selector("main[data-ready]")
+        page.get_by_label("Text", exact=True).fill("To be, or not to be, that is the question. " * 5)
+        page.evaluate(HIDE)
+        expect(page.locator("main[data-ready]")).to_have_count(1)
+        page.get_by_label("Text", exact=True).fill("To be, or n")
+        page.set_input_files(".site input", site / "models/letters.gguf")
+        expect(page.locator(".site [role=status]")).to_contain_text("letters, computed in this browser")
+        expect(page.locator("main[data-ready]")).to_have_count(1)
+        expect(page.get_by_role("alert")).to_have_count(0)
+        asked = page.evaluate(
+            """async () => {
+                const begin = performance.now();
+                for (let i = 0; i < 5; i++) await (await llamariumBackend("/inspect/model", {})).json();
+                return performance.now() - begin;
+            }"""
+        )
+        assert asked < 1000
+
+
 def test_a_site_whose_model_is_missing_says_so_and_opens_it_later_or_another(
     address: str, site: Path, browser: Browser
 ) -> None:

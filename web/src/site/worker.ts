@@ -36,7 +36,7 @@ self.addEventListener("message", ({ data }: MessageEvent<Open | Ask | Leave>) =>
   else if (data.kind === "leave") waiting.delete(data.id);
   else {
     waiting.set(data.id, data);
-    void ready(data).then(() => setTimeout(() => take(data.id)));
+    void ready(data).then(turn).then(() => take(data.id));
   }
 });
 
@@ -181,7 +181,7 @@ const turns: (() => void)[] = [];
 channel.port1.addEventListener("message", () => turns.shift()?.());
 channel.port1.start();
 
-/** Let other messages come in first. Timers would wait for 4 ms. */
+/** Let other messages come in first. Timers would wait for 4 ms, and for a second in a tab that is not seen. */
 function turn(): Promise<void> {
   return new Promise((go) => {
     turns.push(go);
