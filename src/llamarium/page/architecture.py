@@ -46,7 +46,7 @@ def view_of_model(
         runner=engine.runner.name,
         dtype=engine.runner.dtype,
         input_bits=engine.runner.input_bits,
-        tree=module_tree(llama.config, {one.key: one for one in llama.sources}),
+        tree=module_tree(llama.config, {tensor_source.key: tensor_source for tensor_source in llama.sources}),
         num_bytes=sum(summary.bytes_by_dtype.values()),
         adds_bos=bool(llama.tokenizer.encode("")),
         adapters=tuple(engine.adapters),
@@ -74,8 +74,8 @@ def view_of_shape(name: str) -> ModelView:
     )
 
 
-def _of_config(found: "Summary") -> dict[str, Any]:
-    c = found.config
+def _of_config(summary: "Summary") -> dict[str, Any]:
+    c = summary.config
     return {
         "shape": Sizes(**axis_sizes(c), L=c.num_hidden_layers),
         "context": c.max_position_embeddings,
@@ -84,7 +84,7 @@ def _of_config(found: "Summary") -> dict[str, Any]:
         "rope_scaling": None if c.rope_scaling is None else c.rope_scaling.to_hf(),
         "tied": c.tie_word_embeddings,
         "attention_flops_per_position": 4 * c.num_hidden_layers * c.num_attention_heads * c.head_dim,
-        "kv_bytes_per_token": found.kv_bytes_per_token,
+        "kv_bytes_per_token": summary.kv_bytes_per_token,
     }
 
 
@@ -136,8 +136,8 @@ def _tied_head(config: ModelConfig) -> ModuleNode:
     )  # fmt: skip
 
 
-def _holder(path: str, kind: str, held: Mapping[str, Any]) -> ModuleNode:
-    children = tuple(_child(f"{path}.{name}".removeprefix("."), name, one) for name, one in held.items())
+def _holder(path: str, kind: str, parts: Mapping[str, Any]) -> ModuleNode:
+    children = tuple(_child(f"{path}.{name}".removeprefix("."), name, part) for name, part in parts.items())
     return ModuleNode(
         name=path.rpartition(".")[2],
         path=path,
@@ -152,7 +152,7 @@ def _holder(path: str, kind: str, held: Mapping[str, Any]) -> ModuleNode:
     )
 
 
-def _child(path: str, name: str, one: "ModuleNode | Mapping[str, Any]") -> ModuleNode:
-    if isinstance(one, ModuleNode):
-        return one
-    return _holder(path, "LlamaDecoderLayer" if name.isdigit() else _KINDS[name], one)
+def _child(path: str, name: str, part: "ModuleNode | Mapping[str, Any]") -> ModuleNode:
+    if isinstance(part, ModuleNode):
+        return part
+    return _holder(path, "LlamaDecoderLayer" if name.isdigit() else _KINDS[name], part)

@@ -89,8 +89,8 @@ def _sending(asset: Asset) -> Callable[[Request], Coroutine[Any, Any, Response]]
 
 def _takes_gzip(accepted: str) -> bool:
     """Return whether an `accept-encoding` header allows gzip, i.e. with a non-zero quality (RFC 9110, 12.5.3)."""
-    for one in accepted.lower().split(","):
-        name, *parameters = one.replace(" ", "").split(";")
+    for coding in accepted.lower().split(","):
+        name, *parameters = coding.replace(" ", "").split(";")
         if name == "gzip":
             return not any(re.fullmatch(r"q=0(\.0*)?", parameter) for parameter in parameters)
     return False

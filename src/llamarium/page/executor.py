@@ -51,14 +51,14 @@ class Pass:
         experiment: ExperimentFields | None = None,
     ) -> "Pass":
         """Return the pass over token ids, with the hash of all arguments as its id."""
-        what = [
+        arguments = [
             list(ids),
             adapter,
             *([adapter_idx] if adapter else []),
             None if experiment is None else experiment.model_dump(),
         ]
-        named = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-        return cls(named, tuple(ids), adapter, adapter_idx, experiment)
+        pass_id = hashlib.sha256(json.dumps(arguments).encode()).hexdigest()[:24]
+        return cls(pass_id, tuple(ids), adapter, adapter_idx, experiment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +80,23 @@ class Executor:
         """Return an executor with an engine's runner and KV cache dtype."""
         return cls(engine.runner, lambda: llama.model, engine.kv_cache_dtype)
 
-    def begin(self, one: Pass, after: "KeptPass | EditedPass | None" = None) -> "KeptPass | EditedPass":
+    def begin(self, forward_pass: Pass, after: "KeptPass | EditedPass | None" = None) -> "KeptPass | EditedPass":
         """Return a tracer for a pass; it may reuse the KV cache of `after`, a pass that is no longer needed."""
-        if one.experiment is not None:
-            return EditedPass(self.modules, one.ids, one.experiment)
+        if forward_pass.experiment is not None:
+            return EditedPass(self.modules, forward_pass.ids, forward_pass.experiment)
         return KeptPass(
             self.runner,
-            one.ids,
-            adapter=one.adapter_idx,
+            forward_pass.ids,
+            adapter=forward_pass.adapter_idx,
             kv_cache_dtype=self.kv_cache_dtype,
             after=after if isinstance(after, KeptPass) else None,
         )
 
-    def runner_of(self, one: Pass) -> Runner:
+    def runner_of(self, forward_pass: Pass) -> Runner:
         """Return the runner that computes a pass; experiments need PyTorch and run on edited modules."""
         from llamarium.runtime.loaded_model import runner_of
 
-        if one.experiment is None:
+        if forward_pass.experiment is None:
             return self.runner
         need_torch("an experiment")
         from llamarium.inspect.interventions.edits import edited
@@ -104,10 +104,10 @@ class Executor:
         with edited(self.modules()) as model:
             return runner_of(model)
 
-    def kv_dtype_of(self, one: Pass) -> str:
+    def kv_dtype_of(self, forward_pass: Pass) -> str:
         """Return the dtype of a pass's keys and values."""
-        is_packed = one.experiment is None and self.kv_cache_dtype != "auto"
-        return self.kv_cache_dtype if is_packed else self.runner_of(one).kv_dtype
+        is_packed = forward_pass.experiment is None and self.kv_cache_dtype != "auto"
+        return self.kv_cache_dtype if is_packed else self.runner_of(forward_pass).kv_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class EditedPass:
     ids: tuple[int, ...]
     experiment: ExperimentFields
 
-    def trace(self, **what: Any) -> Trace:
+    def trace(self, **options: Any) -> Trace:
         """Trace the pass; arguments and errors are those of `llamarium.inspect.trace.trace`."""
         need_torch("an experiment")
         from llamarium.inspect.interventions.edits import edited
@@ -126,7 +126,7 @@ class EditedPass:
 
         experiment = Experiment(**self.experiment.model_dump())
         with edited(self.modules(), (), experiment) as model:
-            return trace_experiment(model, self.ids, experiment, **what)
+            return trace_experiment(model, self.ids, experiment, **options)
 
 
 class AdaptedModels:
@@ -136,18 +136,18 @@ class AdaptedModels:
         self._made: dict[int, Llama] = {}
         self._lock = threading.Lock()
 
-    def of(self, llama: "Llama", engine: TextEngine, one: Pass | None) -> "Llama":
+    def of(self, llama: "Llama", engine: TextEngine, forward_pass: Pass | None) -> "Llama":
         """Return the model with the pass's adapter, or the model itself if the pass has none."""
-        if one is None or one.adapter is None:
+        if forward_pass is None or forward_pass.adapter is None:
             return llama
         with self._lock:
-            served = {one.number: one.saved for one in engine.adapters.values()}
-            self._made = {number: made for number, made in self._made.items() if number in served}
-            if one.adapter_idx not in served:
-                message = f"the adapter {one.adapter} of this pass has been unloaded"
+            served = {adapter.number: adapter.saved for adapter in engine.adapters.values()}
+            self._made = {number: adapted_model for number, adapted_model in self._made.items() if number in served}
+            if forward_pass.adapter_idx not in served:
+                message = f"the adapter {forward_pass.adapter} of this pass has been unloaded"
                 raise UnknownNameError(message, code="unknown_adapter", param="adapter")
-            if one.adapter_idx not in self._made:
+            if forward_pass.adapter_idx not in self._made:
                 adapted = copy.copy(llama)
-                adapted.loaded = with_adapter(llama.loaded.beside(), served[one.adapter_idx])
-                self._made[one.adapter_idx] = adapted
-            return self._made[one.adapter_idx]
+                adapted.loaded = with_adapter(llama.loaded.beside(), served[forward_pass.adapter_idx])
+                self._made[forward_pass.adapter_idx] = adapted
+            return self._made[forward_pass.adapter_idx]

@@ -104,10 +104,10 @@ class _Lesson:
     def _parts(self, parts: list[object]) -> Iterator[ClassLessonPart]:
         """Yield the parts; a part without a text uses the previous text."""
         text: str | None = None
-        for index, one in enumerate(parts):
-            if not isinstance(one, dict):
-                self._refuse("parts", None, f"parts[{index}] is {show_value(one)}; expected a [[parts]] table")
-            values = cast("dict[str, object]", one)
+        for index, part in enumerate(parts):
+            if not isinstance(part, dict):
+                self._refuse("parts", None, f"parts[{index}] is {show_value(part)}; expected a [[parts]] table")
+            values = cast("dict[str, object]", part)
             self._name_unknown(values, _PART_KEYS, index)
             text = self._string(values, "text", index) or text
             if text is None:
@@ -141,12 +141,12 @@ class _Lesson:
                 self._refuse(key, index, f"{key} has {show_value(name)}; expected some of {', '.join(CARDS)}")
         return tuple(dict.fromkeys(cast("list[str]", names)))
 
-    def _name_unknown(self, values: Mapping[str, object], known: tuple[str, ...], index: int | None) -> None:
+    def _name_unknown(self, values: Mapping[str, object], names: tuple[str, ...], index: int | None) -> None:
         for key in values:
-            if key not in known:
-                near = get_close_matches(key, known, 1)
-                meant = f"; did you mean {near[0]}?" if near else f"; a lesson has {', '.join(known)} here"
-                message = f"{self._where(key, index)}: {escape(key, 40)} is no key of a lesson and has no effect{meant}"
+            if key not in names:
+                similar = get_close_matches(key, names, 1)
+                hint = f"; did you mean {similar[0]}?" if similar else f"; a lesson has {', '.join(names)} here"
+                message = f"{self._where(key, index)}: {escape(key, 40)} is no key of a lesson and has no effect{hint}"
                 warnings.warn(message, stacklevel=2)
 
     def _refuse(self, key: str, index: int | None, problem: str) -> NoReturn:

@@ -50,7 +50,7 @@ class OpenModel:
 class OpenPass(OpenModel):
     """A forward pass; `llama` is the model with the pass's adapter."""
 
-    one: Pass
+    forward_pass: Pass
 
     @property
     def kept(self) -> Passes:
@@ -64,18 +64,18 @@ class OpenPass(OpenModel):
 
     def position(self, position: int | None) -> int:
         """Check and return a token's position; None is the last one."""
-        check_index("position", position, len(self.one.ids))
-        return len(self.one.ids) - 1 if position is None else position
+        check_index("position", position, len(self.forward_pass.ids))
+        return len(self.forward_pass.ids) - 1 if position is None else position
 
     def numbers(self, name: str, layer: int | None, rows: range) -> NDArray[np.float32]:
         """Return an activation at the positions `rows`."""
-        return self.kept.numbers(self.executor, self.one, name, layer, rows).values
+        return self.kept.numbers(self.executor, self.forward_pass, name, layer, rows).values
 
     def select(self, name: str, query: ActivationQuery) -> Numbers:
         """Return the part of an activation that a query selects."""
-        return select(self.kept, self.executor, self.one, name, query)
+        return select(self.kept, self.executor, self.forward_pass, name, query)
 
     def trace(self, names: Collection[str], layers: Collection[int], rows: range | None = None) -> "Trace":
         """Return activations as a `Trace`, at the positions `rows` or all."""
-        every = range(len(self.one.ids)) if rows is None else rows
-        return self.kept.trace(self.executor, self.one, names, layers, every)
+        every = range(len(self.forward_pass.ids)) if rows is None else rows
+        return self.kept.trace(self.executor, self.forward_pass, names, layers, every)

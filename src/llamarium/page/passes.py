@@ -37,7 +37,7 @@ MAX_PAST_BYTES = 512 * 2**20
 _AHEAD_BYTES = 96 * 2**20
 """Maximum bytes computed in advance: after one layer the next is often requested."""
 
-_OF_A_TOKEN = tuple(name for name, one in ACTIVATIONS.items() if "S" not in one.axes and name != "logits")
+_OF_A_TOKEN = tuple(name for name, activation in ACTIVATIONS.items() if "S" not in activation.axes and name != "logits")
 _GROUPS = (_OF_A_TOKEN, ("k", "v"), ("k_rot",), ("scores", "pattern"))
 """Groups of activations that are computed together if all of them are too large."""
 
@@ -67,14 +67,14 @@ class Passes:
         self._lock = threading.Lock()  # guards the two tables
         self._running = threading.Lock()  # held while a trace runs, one at a time
 
-    def add(self, one: Pass) -> Pass:
+    def add(self, forward_pass: Pass) -> Pass:
         """Add a pass as the most recently used one, and return it."""
         with self._lock:
-            self._passes[one.id] = one
-            self._passes.move_to_end(one.id)
+            self._passes[forward_pass.id] = forward_pass
+            self._passes.move_to_end(forward_pass.id)
             while len(self._passes) > self._max_passes:
                 self._passes.popitem(last=False)
-        return one
+        return forward_pass
 
     def find(self, pass_id: str) -> Pass:
         """Return a cached pass and mark it as most recently used; UnknownNameError if there is none."""
@@ -86,7 +86,7 @@ class Passes:
             "this pass is not known any more; request it again with its ids", code="unknown_pass", param="id"
         )
 
-    def numbers(self, executor: Executor, one: Pass, name: str, layer: int | None, rows: Rows) -> Numbers:
+    def numbers(self, executor: Executor, forward_pass: Pass, name: str, layer: int | None, rows: Rows) -> Numbers:
         """Return an activation of a pass, which the executor runs if needed.
 
         `layer` None means all layers, with an axis L, or an activation outside of the layers; `rows` are the positions
@@ -94,61 +94,70 @@ class Passes:
         """
         activation = ACTIVATIONS[name]
         if not activation.in_layer or layer is not None:
-            (values,) = self._all(executor, one, [(name, layer)], rows)
+            (values,) = self._all(executor, forward_pass, [(name, layer)], rows)
             view = values.view()  # the cached array is shared, so the view is read-only
             view.flags.writeable = False
             return Numbers(view, activation.axes)
         every = [(name, i) for i in range(executor.runner.config.num_hidden_layers)]
-        return Numbers(np.stack(self._all(executor, one, every, rows)), f"L{activation.axes}")
+        return Numbers(np.stack(self._all(executor, forward_pass, every, rows)), f"L{activation.axes}")
 
     def trace(
-        self, executor: Executor, one: Pass, names: Collection[str], layers: Collection[int], rows: Rows
+        self, executor: Executor, forward_pass: Pass, names: Collection[str], layers: Collection[int], rows: Rows
     ) -> Trace:
         """Return activations as a `Trace`; `rows` are the positions on the axis T."""
         keys = [(name, layer) for name in names for layer in (layers if ACTIVATIONS[name].in_layer else (None,))]
-        arrays = dict(zip(keys, self._all(executor, one, keys, rows), strict=True))
-        return Trace(one.ids, tuple(rows), arrays)
+        arrays = dict(zip(keys, self._all(executor, forward_pass, keys, rows), strict=True))
+        return Trace(forward_pass.ids, tuple(rows), arrays)
 
-    def _all(self, executor: Executor, one: Pass, keys: Sequence[Key], rows: Rows) -> list[Floats]:
+    def _all(self, executor: Executor, forward_pass: Pass, keys: Sequence[Key], rows: Rows) -> list[Floats]:
         """Return the activations of these keys; missing ones are computed, by one thread at a time."""
-        values_of = {key: values for key in keys if (values := self._look_up(one, key, rows)) is not None}
+        values_of = {key: values for key in keys if (values := self._look_up(forward_pass, key, rows)) is not None}
         if len(values_of) < len(keys):
             with self._running:
                 check_wanted()
-                missing = [key for key in keys if self._look_up(one, key, rows) is None]
+                missing = [key for key in keys if self._look_up(forward_pass, key, rows) is None]
                 if missing:  # not computed by another thread in the meantime
                     layers = sorted({layer for _, layer in keys if layer is not None})
-                    self._compute(executor, one, list(dict.fromkeys(name for name, _ in missing)), layers, rows)
-                values_of = {key: self._look_up(one, key, rows) for key in keys} | values_of
+                    self._compute(
+                        executor, forward_pass, list(dict.fromkeys(name for name, _ in missing)), layers, rows
+                    )
+                values_of = {key: self._look_up(forward_pass, key, rows) for key in keys} | values_of
         return [values for key in keys if (values := values_of[key]) is not None]
 
-    def _look_up(self, one: Pass, key: Key, rows: Rows) -> Floats | None:
-        every = range(len(one.ids))
+    def _look_up(self, forward_pass: Pass, key: Key, rows: Rows) -> Floats | None:
+        every = range(len(forward_pass.ids))
         axis = ACTIVATIONS[key[0]].axes.find("T")
-        for held in (every,) if axis < 0 else (every, rows):
+        for positions in (every,) if axis < 0 else (every, rows):
             with self._lock:
-                values = self._values.get((one.id, key, held))
+                values = self._values.get((forward_pass.id, key, positions))
                 if values is not None:
-                    self._values.move_to_end((one.id, key, held))
+                    self._values.move_to_end((forward_pass.id, key, positions))
             if values is not None:
-                return values if held == rows or axis < 0 else values.take(rows, axis)
+                return values if positions == rows or axis < 0 else values.take(rows, axis)
         return None
 
-    def _compute(self, executor: Executor, one: Pass, wanted: Sequence[str], layers: Sequence[int], rows: Rows) -> None:
+    def _compute(
+        self, executor: Executor, forward_pass: Pass, selected: Sequence[str], layers: Sequence[int], rows: Rows
+    ) -> None:
         """Trace the requested activations, and others that cost little in addition."""
-        if self._newest is None or self._newest[0] != one.id:
+        if self._newest is None or self._newest[0] != forward_pass.id:
             before, self._newest = self._newest, None
-            self._newest = one.id, executor.begin(one, None if before is None else before[1])
-        tracer, every = self._newest[1], range(len(one.ids))
+            self._newest = forward_pass.id, executor.begin(forward_pass, None if before is None else before[1])
+        tracer, every = self._newest[1], range(len(forward_pass.ids))
         config, keeps_past = executor.runner.config, isinstance(tracer, KeptPass) and tracer.keeps_past
-        names, kept_layers, kept_rows = _plan(config, len(every), wanted, layers, rows, keeps_past=keeps_past)
+        names, kept_layers, kept_rows = _plan(config, len(every), selected, layers, rows, keeps_past=keeps_past)
         positions = None if kept_rows == every else list(kept_rows)
-        what: dict[str, Any] = {"names": names, "layers": kept_layers, "positions": positions, "budget_mb": BUDGET_MB}
+        options: dict[str, Any] = {
+            "names": names,
+            "layers": kept_layers,
+            "positions": positions,
+            "budget_mb": BUDGET_MB,
+        }
         try:
             if isinstance(tracer, KeptPass):
-                found = tracer.trace(**what, known=self._beside(one))
+                traced = tracer.trace(**options, known=self._beside(forward_pass))
             else:
-                found = tracer.trace(**what)
+                traced = tracer.trace(**options)
         except MemoryBudgetError as error:
             needs = str(error).partition(". ")[0]
             message = f"{needs}. Ask for one layer, for one position, or for every so many tokens (stride)"
@@ -156,30 +165,30 @@ class Passes:
         finally:
             if isinstance(tracer, KeptPass) and tracer.num_bytes > self._max_past_bytes:
                 self._newest = None
-        self._keep(one, found, kept_rows)
+        self._keep(forward_pass, traced, kept_rows)
 
-    def _beside(self, one: Pass) -> Iterator[Trace]:
+    def _beside(self, forward_pass: Pass) -> Iterator[Trace]:
         """Yield the cached activations over all tokens of other passes with the same adapter and no experiment."""
         with self._lock:
             others = {
                 other.id: other.ids
                 for other in self._passes.values()
-                if other.experiment is None and other.adapter_idx == one.adapter_idx and other != one
+                if other.experiment is None and other.adapter_idx == forward_pass.adapter_idx and other != forward_pass
             }
-            held = {id: dict[Key, Floats]() for id in others}
+            arrays_of = {id: dict[Key, Floats]() for id in others}
             for (id, key, rows), values in self._values.items():
                 if id in others and rows == range(len(others[id])):
-                    held[id][key] = values
-        for id, arrays in held.items():
+                    arrays_of[id][key] = values
+        for id, arrays in arrays_of.items():
             yield Trace(others[id], tuple(range(len(others[id]))), arrays)
 
-    def _keep(self, one: Pass, found: Trace, rows: Rows) -> None:
+    def _keep(self, forward_pass: Pass, traced: Trace, rows: Rows) -> None:
         with self._lock:
-            for key, values in found.arrays.items():
-                held = rows if "T" in ACTIVATIONS[key[0]].axes else range(len(one.ids))
-                self.num_bytes += values.nbytes - self._drop((one.id, key, held))
-                self._values[one.id, key, held] = values
-            newest = len(found)
+            for key, values in traced.arrays.items():
+                positions = rows if "T" in ACTIVATIONS[key[0]].axes else range(len(forward_pass.ids))
+                self.num_bytes += values.nbytes - self._drop((forward_pass.id, key, positions))
+                self._values[forward_pass.id, key, positions] = values
+            newest = len(traced)
             while self.num_bytes > self._max_bytes and len(self._values) > newest:
                 self.num_bytes -= self._drop(next(iter(self._values)))
 
@@ -189,7 +198,13 @@ class Passes:
 
 
 def _plan(
-    config: ModelConfig, num_tokens: int, wanted: Sequence[str], layers: Sequence[int], rows: Rows, *, keeps_past: bool
+    config: ModelConfig,
+    num_tokens: int,
+    selected: Sequence[str],
+    layers: Sequence[int],
+    rows: Rows,
+    *,
+    keeps_past: bool,
 ) -> tuple[Sequence[str], list[int] | None, Rows]:
     """Return the names, layers and positions to trace: the requested ones, and more that cost little.
 
@@ -197,17 +212,17 @@ def _plan(
     if the whole text runs anyway.
     """
     every, num_layers = range(num_tokens), config.num_hidden_layers
-    whole = [other for other in ACTIVATIONS if other != "logits"]
-    if set(wanted) <= set(whole) and _bytes(config, num_tokens, whole, None, every) <= _AHEAD_BYTES:
-        return whole, None, every
-    group = next((names for names in _GROUPS if set(wanted) <= set(names)), tuple(wanted))
+    all_names = [other for other in ACTIVATIONS if other != "logits"]
+    if set(selected) <= set(all_names) and _bytes(config, num_tokens, all_names, None, every) <= _AHEAD_BYTES:
+        return all_names, None, every
+    group = next((names for names in _GROUPS if set(selected) <= set(names)), tuple(selected))
     beside = [rows] if keeps_past else [every, rows]
-    for names, kept in ((names, kept) for kept in beside for names in (group, tuple(wanted))):
-        most = _AHEAD_BYTES // _bytes(config, num_tokens, names, [0], kept)
+    for names, kept_rows in ((names, kept_rows) for kept_rows in beside for names in (group, tuple(selected))):
+        most = _AHEAD_BYTES // _bytes(config, num_tokens, names, [0], kept_rows)
         around = _around(layers or range(num_layers), num_layers, most)
         if around is not None:
-            return names, around, kept
-    return tuple(wanted), list(layers) or None, rows
+            return names, around, kept_rows
+    return tuple(selected), list(layers) or None, rows
 
 
 def _around(layers: Sequence[int], num_layers: int, most: int) -> list[int] | None:

@@ -13,10 +13,10 @@ from llamarium.page.schema.passes import ActivationQuery
 from llamarium.runtime.taps import ACTIVATIONS
 
 
-def select(kept: Passes, executor: Executor, one: Pass, name: str, query: ActivationQuery) -> Numbers:
+def select(passes: Passes, executor: Executor, forward_pass: Pass, name: str, query: ActivationQuery) -> Numbers:
     """Return the part of an activation that a query selects; QuestionError or UnknownNameError if there is none."""
-    _check(executor.runner.config, one, name, query)
-    values = kept.numbers(executor, one, name, query.layer, _rows(len(one.ids), query))
+    _check(executor.runner.config, forward_pass, name, query)
+    values = passes.numbers(executor, forward_pass, name, query.layer, _rows(len(forward_pass.ids), query))
     return _cut(values, query)
 
 
@@ -36,7 +36,7 @@ def window_of(num_tokens: int, start: int, stop: int | None, stride: int) -> Row
     return range(start, end, stride)
 
 
-def _check(config: ModelConfig, one: Pass, name: str, query: ActivationQuery) -> None:
+def _check(config: ModelConfig, forward_pass: Pass, name: str, query: ActivationQuery) -> None:
     if name not in ACTIVATIONS:
         message = f"there is no activation of this name; there are: {', '.join(ACTIVATIONS)}"
         raise UnknownNameError(message, code="unknown_activation", param="name")
@@ -47,14 +47,14 @@ def _check(config: ModelConfig, one: Pass, name: str, query: ActivationQuery) ->
         raise _without(name, "head", f"has no heads, its axes are {activation.axes}")
     if query.position is not None and query.stride != 1:
         raise QuestionError("stride is given beside position, which is one token; give one", param="stride")
-    _check_window(one, name, query)
+    _check_window(forward_pass, name, query)
     heads = config.num_attention_heads if "N" in activation.axes else config.num_key_value_heads
     check_index("layer", query.layer, config.num_hidden_layers)
     check_index("head", query.head, heads)
-    check_index("position", query.position, len(one.ids))
+    check_index("position", query.position, len(forward_pass.ids))
 
 
-def _check_window(one: Pass, name: str, query: ActivationQuery) -> None:
+def _check_window(forward_pass: Pass, name: str, query: ActivationQuery) -> None:
     for field in ("start", "stop"):
         if field not in query.model_fields_set:
             continue
@@ -62,7 +62,7 @@ def _check_window(one: Pass, name: str, query: ActivationQuery) -> None:
             raise _without(name, field, f"has no queries, its axes are {ACTIVATIONS[name].axes}")
         if query.position is not None:
             raise QuestionError(f"{field} is given beside position, which is one token; give one", param=field)
-    window_of(len(one.ids), query.start, query.stop, query.stride)
+    window_of(len(forward_pass.ids), query.start, query.stop, query.stride)
 
 
 def _without(name: str, field: str, why: str) -> QuestionError:
@@ -75,10 +75,10 @@ def _rows(num_tokens: int, query: ActivationQuery) -> Rows:
     return window_of(num_tokens, query.start, query.stop, query.stride)
 
 
-def _cut(found: Numbers, query: ActivationQuery) -> Numbers:
+def _cut(numbers: Numbers, query: ActivationQuery) -> Numbers:
     """Select the requested head and tokens; the axis T is already selected."""
-    values: NDArray[Any] = found.values
-    axes = found.axes
+    values: NDArray[Any] = numbers.values
+    axes = numbers.axes
     for axis in ("N", "K"):
         if query.head is not None and axis in axes:
             values, axes = values.take(query.head, axes.index(axis)), axes.replace(axis, "")

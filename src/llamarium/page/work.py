@@ -33,7 +33,9 @@ def passes_of(request: Request) -> Passes:
     return request.app.state.passes
 
 
-async def work_on(request: Request, field: str, work: "Callable[[Llama, TextEngine], T]", one: Pass | None = None) -> T:
+async def work_on(
+    request: Request, field: str, work: "Callable[[Llama, TextEngine], T]", forward_pass: Pass | None = None
+) -> T:
     """Run `work` on the model and its engine in a worker thread, and return its result.
 
     It counts as a running request, so that the server's limit includes it. If the client disconnects, it stops before
@@ -43,25 +45,28 @@ async def work_on(request: Request, field: str, work: "Callable[[Llama, TextEngi
         request: The request.
         field: Field of the request that errors of the library are attributed to.
         work: May import torch.
-        one: Pass whose adapter is applied to the model.
+        forward_pass: Pass whose adapter is applied to the model.
 
     Raises:
         ApiError: 503 or 429, or an error of `work`.
     """
-    with closing(_Worker(request, field, one)) as worker:
+    with closing(_Worker(request, field, forward_pass)) as worker:
         return await worker.do_while_here(work)
 
 
 async def stream_on(
-    request: Request, field: str, work: "Callable[[Llama, TextEngine], Iterator[object]]", one: Pass | None = None
+    request: Request,
+    field: str,
+    work: "Callable[[Llama, TextEngine], Iterator[object]]",
+    forward_pass: Pass | None = None,
 ) -> Response:
     """Stream the items of `work` as events, followed by a final event.
 
     The whole stream counts as one running request; arguments and threads are those of `work_on`, for each item. An
     error before the first event is the response; a later one is an event that ends the stream.
     """
-    with ExitStack() as held:
-        worker = held.enter_context(closing(_Worker(request, field, one)))
+    with ExitStack() as resources:
+        worker = resources.enter_context(closing(_Worker(request, field, forward_pass)))
         result = await worker.do_while_here(work)
 
         def following(llama: "Llama", engine: TextEngine) -> object:
@@ -71,15 +76,15 @@ async def stream_on(
         produce = partial(_produce, first, partial(worker.do, following))
         service: Service = request.app.state.service
         return EventStream(
-            produce, lambda error: event({"type": "error", **error.body}), service.settings.ping_s, held.pop_all()
+            produce, lambda error: event({"type": "error", **error.body}), service.settings.ping_s, resources.pop_all()
         )
 
 
 class _Worker:
     """Runs work for one client in a thread, and occupies one of the server's request slots until both have ended."""
 
-    def __init__(self, request: Request, field: str, one: Pass | None) -> None:
-        self._request, self._field, self._one = request, field, one
+    def __init__(self, request: Request, field: str, forward_pass: Pass | None) -> None:
+        self._request, self._field, self._forward_pass = request, field, forward_pass
         self._service: Service = request.app.state.service
         self._place, self._gone = ExitStack(), threading.Event()
         self._place.enter_context(self._service.admit(1))
@@ -93,7 +98,7 @@ class _Worker:
 
         def in_turn() -> T:
             with self._engine.step_priority.working(end_if_unwanted):
-                return work(adapted.of(self._llama, self._engine, self._one), self._engine)
+                return work(adapted.of(self._llama, self._engine, self._forward_pass), self._engine)
 
         self._running = running = asyncio.ensure_future(_in_thread(self._llama, self._field, in_turn, self._gone))
         while not running.done():  # to be cancelled ends the waiting alone
@@ -128,10 +133,10 @@ async def _in_list(work: Awaitable[T]) -> list[T]:
     return [await work]
 
 
-async def _produce(one: object, step: Callable[[], Awaitable[object]], write: Write) -> None:
-    while one is not None:
-        await write(event(to_jsonable_python(one)))
-        one = await step()
+async def _produce(item: object, step: Callable[[], Awaitable[object]], write: Write) -> None:
+    while item is not None:
+        await write(event(to_jsonable_python(item)))
+        item = await step()
     await write(event(EndView().model_dump()))
 
 

@@ -111,18 +111,18 @@ class Others:
         """Maximum memory of one model now; the model in memory counts as free, as it will be released."""
         if self._max_bytes is not None:
             return self._max_bytes
-        held = self._held
-        return round(_SHARE * (free_bytes() + (0 if held is None else held[0].num_bytes)))
+        in_memory = self._held
+        return round(_SHARE * (free_bytes() + (0 if in_memory is None else in_memory[0].num_bytes)))
 
     def seconds(self, side: Side) -> float | None:
         """Return the seconds that building a side took; None if it has not been built."""
         return self._seconds.get(side.id)
 
-    def trace(self, side: Side, wanted: Wanted, *, field: str) -> "Trace":
+    def trace(self, side: Side, selection: Wanted, *, field: str) -> "Trace":
         """Return a side's activations, and build the side if needed; errors are attributed to the request's `field`."""
         from llamarium.inspect.trace import trace
 
-        key = side.id, side.version, wanted
+        key = side.id, side.version, selection
         with self._working:
             check_wanted()
             if key in self._traces:
@@ -131,7 +131,7 @@ class Others:
             runner = self._runner(side, field)
             check_wanted()
             traced = trace(
-                runner, wanted.ids, names=wanted.names, layers=wanted.layers, budget_mb=BUDGET_MB,
+                runner, selection.ids, names=selection.names, layers=selection.layers, budget_mb=BUDGET_MB,
                 adapter=side.adapter_idx, kv_cache_dtype=side.kv_cache_dtype,
             )  # fmt: skip
             self._traces[key] = traced

@@ -33,17 +33,17 @@ class References:
     def __init__(self, sources: Sequence[str | Path] = ()) -> None:
         self._opened = dict[str, OpenedModel]()
         for source in sources:
-            name, one = reference_name(source), open_model(source)
+            name, reference = reference_name(source), open_model(source)
             if name in self._opened:
                 raise OptionError(f"{escape(source)}: two references are called {escape(name)}; rename one of them")
-            if packed := {entry.dtype for entry in one.checkpoint.entries.values()} - set(FLOATS):
+            if packed := {entry.dtype for entry in reference.checkpoint.entries.values()} - set(FLOATS):
                 raise OptionError(
                     f"{escape(name)}: its weights are {' and '.join(sorted(packed))}; expected 16 or 32 bits: a "
                     "reference is what was quantized"
                 )
-            if one.optional_tokenizer is None:
-                raise OptionError(one.why_no_tokenizer)
-            self._opened[name] = one
+            if reference.optional_tokenizer is None:
+                raise OptionError(reference.why_no_tokenizer)
+            self._opened[name] = reference
         self._tokenizers = OwnTokenizers()
 
     @property
@@ -53,26 +53,26 @@ class References:
 
     def sides(self, llama: "Llama") -> Iterator[Side]:
         """Yield a side for each model and weight type."""
-        for name, one in self._opened.items():
-            tokenizer = self._tokenizers.of(llama, name, one)
-            stored = " and ".join({entry.dtype for entry in one.checkpoint.entries.values()})
-            kinds: list[VariantName] = [kind for kind in BITS if _fits(one, kind)]
+        for name, reference in self._opened.items():
+            tokenizer = self._tokenizers.of(llama, name, reference)
+            stored = " and ".join({entry.dtype for entry in reference.checkpoint.entries.values()})
+            kinds: list[VariantName] = [kind for kind in BITS if _fits(reference, kind)]
             for kind in kinds:
                 words = f"The weights of {name}, stored as {stored}, in float32."
                 if kind != "float32":
                     words = f"Those weights quantized once to {kind}, but for table, norms and head; sums are float32."
                 yield Side(
                     side_id(name, kind), f"{name} in {kind}", words,
-                    4 * sum(prod(entry.shape) for entry in one.checkpoint.entries.values()), _building(one, kind),
-                    vocabulary="" if tokenizer is None else name, tokenizer=tokenizer,
+                    4 * sum(prod(entry.shape) for entry in reference.checkpoint.entries.values()),
+                    _building(reference, kind), vocabulary="" if tokenizer is None else name, tokenizer=tokenizer,
                 )  # fmt: skip
 
     def of_model(self, llama: "Llama") -> tuple[str, ...]:
         """Return the names of the references with a model's architecture and vocabulary."""
         fitting = list[str]()
-        for name, one in self._opened.items():
-            shapes = {(c.num_hidden_layers, c.hidden_size, c.vocab_size) for c in (one.config, llama.config)}
-            if len(shapes) == 1 and self._tokenizers.of(llama, name, one) is None:
+        for name, reference in self._opened.items():
+            shapes = {(c.num_hidden_layers, c.hidden_size, c.vocab_size) for c in (reference.config, llama.config)}
+            if len(shapes) == 1 and self._tokenizers.of(llama, name, reference) is None:
                 fitting.append(name)
         return tuple(fitting)
 
@@ -133,18 +133,18 @@ class OwnTokenizers:
         return self._found[name]
 
 
-def _fits(one: OpenedModel, kind: VariantName) -> bool:
+def _fits(reference: OpenedModel, kind: VariantName) -> bool:
     if kind not in METHODS:
         return True
-    linears = (entry for key, entry in one.checkpoint.entries.items() if key not in (EMBEDDING, HEAD))
+    linears = (entry for key, entry in reference.checkpoint.entries.items() if key not in (EMBEDDING, HEAD))
     return all(quantized_type(kind, entry.shape[1]) == kind for entry in linears if len(entry.shape) == 2)
 
 
-def _building(one: OpenedModel, kind: VariantName) -> Callable[[], Runner]:
+def _building(reference: OpenedModel, kind: VariantName) -> Callable[[], Runner]:
     def build() -> Runner:
         from llamarium.api import load
 
-        runner = load(one.path, dtype="float32", device="cpu").runner
+        runner = load(reference.path, dtype="float32", device="cpu").runner
         return runner if kind == "float32" else variant_in_c(runner, kind)
 
     return build

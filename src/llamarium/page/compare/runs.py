@@ -187,7 +187,7 @@ def _is_model(checkpoint: Path) -> bool:
 def _weights(folder: Path) -> list[tuple[int, int]]:
     """Return size and modification time of a checkpoint's weight files; empty if it does not exist."""
     try:
-        return [(one.st_size, one.st_mtime_ns) for one in map(Path.stat, sorted(folder.glob(ANY_SAFETENSORS)))]
+        return [(status.st_size, status.st_mtime_ns) for status in map(Path.stat, sorted(folder.glob(ANY_SAFETENSORS)))]
     except FileNotFoundError:
         return []
 

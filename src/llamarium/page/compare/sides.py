@@ -41,10 +41,10 @@ _HEADS = {
 
 def sides_of(llama: "Llama", engine: TextEngine, references: References, runs: Runs) -> list[Side]:
     """Return all sides; the first is the served model."""
-    own = _variants(llama, engine) if llama.loaded.has_modules else ()
+    own_variants = _variants(llama, engine) if llama.loaded.has_modules else ()
     stored = as_stored(llama)
     packed = () if stored is None else (stored,)
-    return [*_at_hand(llama, engine), *packed, *own, *references.sides(llama), *runs.sides(llama)]
+    return [*_at_hand(llama, engine), *packed, *own_variants, *references.sides(llama), *runs.sides(llama)]
 
 
 def find_side(sides: list[Side], side_id: str, field: str) -> Side:
@@ -85,7 +85,11 @@ def about_bits(llama: "Llama", references: References) -> str:
     packed = _packed_types(llama)
     if not packed or references.of_model(llama):
         return ""
-    of_builtin = (one for one in BUILTINS.values() if Path(llama.name).name in (one.name, one.file))
+    of_builtin = (
+        builtin_model
+        for builtin_model in BUILTINS.values()
+        if Path(llama.name).name in (builtin_model.name, builtin_model.file)
+    )
     command = "start with --reference MODEL, where MODEL is what they were quantized from"
     if (builtin := next(of_builtin, None)) is not None:
         command = f"start llamarium inspect -m {builtin.name} --reference {builtin.origin}"
@@ -97,12 +101,12 @@ def about_bits(llama: "Llama", references: References) -> str:
 
 def stored_as(llama: "Llama") -> tuple[str, float | None]:
     """Return the quantized types of the stored model, and the mean bits per weight, None if unknown."""
-    own = [source for source in llama.sources if not source.tied_to]
+    sources = [source for source in llama.sources if not source.tied_to]
     name = " and ".join(_packed_types(llama))
-    if not own or any(source.stored_dtype not in FORMATS for source in own):
+    if not sources or any(source.stored_dtype not in FORMATS for source in sources):
         return name, None
-    num_bits = sum(prod(source.shape) * FORMATS[source.stored_dtype].bits_per_weight for source in own)
-    return name, num_bits / sum(prod(source.shape) for source in own)
+    num_bits = sum(prod(source.shape) * FORMATS[source.stored_dtype].bits_per_weight for source in sources)
+    return name, num_bits / sum(prod(source.shape) for source in sources)
 
 
 def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:

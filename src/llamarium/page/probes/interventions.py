@@ -29,29 +29,29 @@ MAX_PATCHED = 256
 """Tokens of the prompts of a grid."""
 
 
-def edited(known: OpenPass, body: schema.EditedRequest) -> schema.EditedView:
+def edited(context: OpenPass, body: schema.EditedRequest) -> schema.EditedView:
     """Return the next token without the edits and with them, and how the text goes on."""
-    one, position, llama = _plain(known.one), known.position(body.position), known.llama
-    service: Service = known.state.service
-    known.check_token("token_id", body.token_id)
+    forward_pass, position, llama = _plain(context.forward_pass), context.position(body.position), context.llama
+    service: Service = context.state.service
+    context.check_token("token_id", body.token_id)
     most = llama.config.max_position_embeddings
     if position + 1 + body.max_tokens > most:
         raise of_library(too_long(position + 1, body.max_tokens, most), field="max_tokens")
-    edits = [_edit(llama, one, fields, f"edits[{place}]") for place, fields in enumerate(body.edits)]
+    edits = [_edit(llama, forward_pass, fields, f"edits[{place}]") for place, fields in enumerate(body.edits)]
     if body.steering is not None:
-        edits.append(_steering(llama, one, body.steering, service.max_tokens))
+        edits.append(_steering(llama, forward_pass, body.steering, service.max_tokens))
     try:
-        return _view(llama, one, edits, body, position)
+        return _view(llama, forward_pass, edits, body, position)
     except AnswerError as error:
         raise QuestionError(str(error), code="not_finite", param="edits") from None
 
 
 def _view(
-    llama: "Llama", one: Pass, edits: "Sequence[Edit]", body: schema.EditedRequest, position: int
+    llama: "Llama", forward_pass: Pass, edits: "Sequence[Edit]", body: schema.EditedRequest, position: int
 ) -> schema.EditedView:
     k = min(body.k, llama.config.vocab_size)
-    effect = llama.inspect.effect(one.ids, *edits, word=body.token_id, position=position, k=k)
-    ids = one.ids[: position + 1]
+    effect = llama.inspect.effect(forward_pass.ids, *edits, word=body.token_id, position=position, k=k)
+    ids = forward_pass.ids[: position + 1]
     check_wanted()
     with llama.inspect.edited() as plain, llama.inspect.edited(*edits) as other:
         return schema.EditedView(
@@ -72,49 +72,49 @@ def _goes_on(llama: "Llama", ids: Sequence[int], max_tokens: int) -> tuple[Token
     return tuple(token_view(llama.tokenizer, token_id) for token_id in answer.token_ids)
 
 
-def patches(known: OpenPass, body: schema.PatchRequest) -> Iterator[schema.PatchBeginView | schema.PatchCellsView]:
+def patches(context: OpenPass, body: schema.PatchRequest) -> Iterator[schema.PatchBeginView | schema.PatchCellsView]:
     """Stream the pass with one place after the other from a second prompt, layer by layer."""
-    one, llama = _plain(known.one), known.llama
-    _check_patches(one, body)
+    forward_pass, llama = _plain(context.forward_pass), context.llama
+    _check_patches(forward_pass, body)
     config = llama.config
     check_prompt(config, body.source_ids, room=0)
-    known.check_token("token_id", body.token_id)
-    known.check_token("against_id", body.against_id)
+    context.check_token("token_id", body.token_id)
+    context.check_token("against_id", body.against_id)
     for place, layer in enumerate(body.layers or ()):
         check_index(f"layers[{place}]", layer, config.num_hidden_layers)
-    count = len(body.layers or range(config.num_hidden_layers)) * len(body.positions or one.ids)
+    count = len(body.layers or range(config.num_hidden_layers)) * len(body.positions or forward_pass.ids)
     if count > MAX_CELLS:
         message = f"{count} cells; {MAX_CELLS} at most are computed at once: ask for fewer layers or positions"
         raise QuestionError(message, code="invalid_parameter", param="positions")
     grid = llama.inspect.patch_grid(
-        one.ids, body.source_ids, body.token_id, against=body.against_id, part=body.part, layers=body.layers,
+        forward_pass.ids, body.source_ids, body.token_id, against=body.against_id, part=body.part, layers=body.layers,
         positions=body.positions,
     )  # fmt: skip
     return _events(grid)
 
 
-def _plain(one: Pass) -> Pass:
+def _plain(forward_pass: Pass) -> Pass:
     """Refuse an experiment, which is an intervention itself."""
-    if one.experiment is not None:
+    if forward_pass.experiment is not None:
         message = "the pass is an experiment already; ask for a pass without one"
         raise QuestionError(message, code="experiment_unsupported", param="id")
-    return one
+    return forward_pass
 
 
-def _edit(llama: "Llama", one: Pass, fields: schema.EditFields, path: str) -> "Edit":
+def _edit(llama: "Llama", forward_pass: Pass, fields: schema.EditFields, path: str) -> "Edit":
     need_torch("an edit")
     from llamarium.inspect.interventions.edits import scale
 
     config = llama.config
     _check_given(f"{path}.layer", fields.layer, None if fields.part == "embed" else config.num_hidden_layers)
     _check_given(f"{path}.head", fields.head, config.num_attention_heads if fields.part == "head" else None)
-    _check_positions(f"{path}.positions", fields.positions, one)
+    _check_positions(f"{path}.positions", fields.positions, forward_pass)
     return scale(fields.part, fields.factor, layer=fields.layer, head=fields.head, positions=fields.positions)
 
 
-def _steering(llama: "Llama", one: Pass, fields: schema.SteeringFields, most: int) -> "Edit":
+def _steering(llama: "Llama", forward_pass: Pass, fields: schema.SteeringFields, most: int) -> "Edit":
     check_index("steering.layer", fields.layer, llama.config.num_hidden_layers)
-    _check_positions("steering.positions", fields.positions, one)
+    _check_positions("steering.positions", fields.positions, forward_pass)
     toward, away = (_prompt(llama, getattr(fields, name), f"steering.{name}", most) for name in ("toward", "away"))
     return llama.inspect.steer(toward, away, fields.layer, scale=fields.strength, positions=fields.positions)
 
@@ -138,23 +138,23 @@ def _check_given(path: str, value: int | None, size: int | None) -> None:
     check_index(path, value, size or 0)
 
 
-def _check_positions(path: str, positions: Sequence[int] | None, one: Pass) -> None:
+def _check_positions(path: str, positions: Sequence[int] | None, forward_pass: Pass) -> None:
     for place, position in enumerate(positions or ()):
-        check_index(f"{path}[{place}]", position, len(one.ids))
+        check_index(f"{path}[{place}]", position, len(forward_pass.ids))
 
 
-def _check_patches(one: Pass, body: schema.PatchRequest) -> None:
-    if len(body.source_ids) != len(one.ids):
+def _check_patches(forward_pass: Pass, body: schema.PatchRequest) -> None:
+    if len(body.source_ids) != len(forward_pass.ids):
         message = (
             f"the second prompt has {counted(len(body.source_ids), 'token')} and the first "
-            f"{len(one.ids)}; expected as many, so "
+            f"{len(forward_pass.ids)}; expected as many, so "
             "that each token has one to take its place"
         )
         raise QuestionError(message, code="invalid_parameter", param="source_ids")
-    if len(one.ids) > MAX_PATCHED:
-        message = f"{len(one.ids)} tokens; {MAX_PATCHED} at most are patched: use shorter prompts"
+    if len(forward_pass.ids) > MAX_PATCHED:
+        message = f"{len(forward_pass.ids)} tokens; {MAX_PATCHED} at most are patched: use shorter prompts"
         raise QuestionError(message, code="invalid_parameter", param="source_ids")
-    _check_positions("positions", body.positions, one)
+    _check_positions("positions", body.positions, forward_pass)
 
 
 def _events(grid: "PatchGrid") -> Iterator[schema.PatchBeginView | schema.PatchCellsView]:

@@ -47,79 +47,81 @@ TokenId = Annotated[int | None, Field(ge=0)]
 _STEP_BYTES = 160 * 10**6  # of all layers' activations that a picture holds at once: a trace has 256 MB
 
 
-def activations(known: OpenPass, name: str, query: ActivationQuery) -> Numbers:
+def activations(context: OpenPass, name: str, query: ActivationQuery) -> Numbers:
     """Send an activation's numbers."""
-    return replace(known.select(name, query), dtype=query.dtype)
+    return replace(context.select(name, query), dtype=query.dtype)
 
 
-def heads(known: OpenPass, layer: Index, position: Position = None) -> HeadShares:
+def heads(context: OpenPass, layer: Index, position: Position = None) -> HeadShares:
     """Return length and share of what each head of a layer adds to a token's stream."""
-    return _heads(known, layer, position).at(0)
+    return _heads(context, layer, position).at(0)
 
 
-def heads_added(known: OpenPass, layer: Index, position: Position = None) -> Numbers:
+def heads_added(context: OpenPass, layer: Index, position: Position = None) -> Numbers:
     """Send what each head of a layer adds to a token's stream; axes N D."""
-    return Numbers(_heads(known, layer, position).added_TND[0], "ND")
+    return Numbers(_heads(context, layer, position).added_TND[0], "ND")
 
 
-def _heads(known: OpenPass, layer: int, position: int | None) -> heads_of.HeadsJoined:
-    at = known.position(position)
-    known.check_layer(layer)
-    return heads_of.heads_joined(known.llama.runner, known.trace(heads_of.NAMES, [layer], range(at, at + 1)), layer)
+def _heads(context: OpenPass, layer: int, position: int | None) -> heads_of.HeadsJoined:
+    at = context.position(position)
+    context.check_layer(layer)
+    return heads_of.heads_joined(context.llama.runner, context.trace(heads_of.NAMES, [layer], range(at, at + 1)), layer)
 
 
-def head_kinds(known: OpenPass) -> HeadKinds:
+def head_kinds(context: OpenPass) -> HeadKinds:
     """Return how much of each head's attention goes to the previous token, the first one, and by induction."""
-    num_tokens = len(known.one.ids)
+    num_tokens = len(context.forward_pass.ids)
     if num_tokens > MAX_KINDS_TOKENS:
         message = f"{num_tokens} tokens; heads are sorted on {MAX_KINDS_TOKENS} at most: use a shorter text"
         raise QuestionError(message, code="invalid_parameter", param="id")
-    return kinds_of.head_kinds(known.trace(kinds_of.NAMES, known.layers))
+    return kinds_of.head_kinds(context.trace(kinds_of.NAMES, context.layers))
 
 
 def neurons(
-    known: OpenPass,
+    context: OpenPass,
     layer: Index,
     position: Position = None,
     k: Annotated[int, Field(ge=1, le=100)] = 12,
     stride: Count = 1,
 ) -> Neurons:
     """Return the neurons of a layer that fire most at a token, and what they do at every so many others."""
-    at, rows = known.position(position), range(0, len(known.one.ids), stride)
-    known.check_layer(layer)
-    traced = _with(known, neurons_of.NAMES, layer, at, rows)
-    return neurons_of.top_neurons(known.llama.config, traced, layer, position=at, k=k)
+    at, rows = context.position(position), range(0, len(context.forward_pass.ids), stride)
+    context.check_layer(layer)
+    traced = _with(context, neurons_of.NAMES, layer, at, rows)
+    return neurons_of.top_neurons(context.llama.config, traced, layer, position=at, k=k)
 
 
-def _with(known: OpenPass, names: Collection[str], layer: int, at: int, rows: range) -> Trace:
+def _with(context: OpenPass, names: Collection[str], layer: int, at: int, rows: range) -> Trace:
     """Trace some tokens, and behind them the one in question, if it is none of them."""
-    some = known.trace(names, [layer], rows)
+    some = context.trace(names, [layer], rows)
     if at in rows:
         return some
-    alone = known.trace(names, [layer], range(at, at + 1))
+    alone = context.trace(names, [layer], range(at, at + 1))
     both = {key: np.concatenate([values, alone.arrays[key]]) for key, values in some.arrays.items()}
     return Trace(some.token_ids, (*rows, at), both)
 
 
-def attribution(known: OpenPass, token_id: Index, against_id: TokenId = None, position: Position = None) -> Attribution:
+def attribution(
+    context: OpenPass, token_id: Index, against_id: TokenId = None, position: Position = None
+) -> Attribution:
     """Divide a token's logit, or its lead over another's, among everything that was added to the stream."""
-    at = known.position(position)
-    known.check_token("token_id", token_id)
-    known.check_token("against_id", against_id)
-    traced = known.trace(attributions.NAMES, known.layers, range(at, at + 1))
-    return attributions.attribute(known.llama.runner, traced, token_id, position=at, against_id=against_id)
+    at = context.position(position)
+    context.check_token("token_id", token_id)
+    context.check_token("against_id", against_id)
+    traced = context.trace(attributions.NAMES, context.layers, range(at, at + 1))
+    return attributions.attribute(context.llama.runner, traced, token_id, position=at, against_id=against_id)
 
 
 def lens(
-    known: OpenPass, position: Position = None, k: Annotated[int, Field(ge=1, le=20)] = 5, token_id: TokenId = None
+    context: OpenPass, position: Position = None, k: Annotated[int, Field(ge=1, le=20)] = 5, token_id: TokenId = None
 ) -> Lens:
     """Return what the stream would say after a token, after attention and after the MLP of each layer."""
-    at = known.position(position)
-    return _lens(known, STREAMS.values(), range(at, at + 1), k, token_id)
+    at = context.position(position)
+    return _lens(context, STREAMS.values(), range(at, at + 1), k, token_id)
 
 
 def lens_grid(
-    known: OpenPass,
+    context: OpenPass,
     start: Index = 0,
     stop: Stop = None,
     stride: Count = 1,
@@ -130,53 +132,56 @@ def lens_grid(
 
     With `token_id` that token's probability at each place.
     """
-    rows = window_of(len(known.one.ids), start, stop, stride)
+    rows = window_of(len(context.forward_pass.ids), start, stop, stride)
     if len(rows) > MAX_GRID_TOKENS:
         message = (
             f"{len(rows)} tokens are requested, and {MAX_GRID_TOKENS} at most at once; give start and stop, or stride"
         )
         raise QuestionError(message, code="invalid_parameter", param="stop")
-    return _lens(known, (STREAMS[after],), rows, 1, token_id)
+    return _lens(context, (STREAMS[after],), rows, 1, token_id)
 
 
-def _lens(known: OpenPass, names: Collection[str], rows: range, k: int, token_id: int | None) -> Lens:
-    known.check_token("token_id", token_id)
-    traced = known.trace(names, known.layers, rows)
-    return read_stream(known.llama.runner, traced, k, known.llama.tokenizer, chosen_id=token_id)
+def _lens(context: OpenPass, names: Collection[str], rows: range, k: int, token_id: int | None) -> Lens:
+    context.check_token("token_id", token_id)
+    traced = context.trace(names, context.layers, rows)
+    return read_stream(context.llama.runner, traced, k, context.llama.tokenizer, chosen_id=token_id)
 
 
-def picture(known: OpenPass, start: Index = 0, stop: Stop = None, stride: Count = 1, blocks: bool = False) -> Numbers:
+def picture(context: OpenPass, start: Index = 0, stop: Stop = None, stride: Count = 1, blocks: bool = False) -> Numbers:
     """Send what a pass is drawn from as a whole, as `inspect/probes/picture.py` says; axis P.
 
     With `blocks` a column is all tokens up to its own from the column before, and not its own alone.
     """
-    columns = window_of(len(known.one.ids), start, stop, stride)
+    columns = window_of(len(context.forward_pass.ids), start, stop, stride)
     if blocks and columns.stop > MAX_BLOCK_TOKENS:
         message = f"{columns.stop} tokens; {MAX_BLOCK_TOKENS} at most are shown in blocks: give stride alone"
         raise QuestionError(message, code="invalid_parameter", param="blocks")
-    check_size(pictures.num_pairs(columns) * len(known.layers), "float32")
-    config = known.llama.config
-    pattern, streams = config.num_attention_heads * len(known.one.ids), len(pictures.OF_A_TOKEN) * config.hidden_size
-    of_a_token = 4 * len(known.layers) * (pattern + streams)
+    check_size(pictures.num_pairs(columns) * len(context.layers), "float32")
+    config = context.llama.config
+    pattern, streams = (
+        config.num_attention_heads * len(context.forward_pass.ids),
+        len(pictures.OF_A_TOKEN) * config.hidden_size,
+    )
+    of_a_token = 4 * len(context.layers) * (pattern + streams)
     step = max(1, _STEP_BYTES // of_a_token // (columns.step if blocks else 1))
-    every = range(len(known.one.ids))
+    every = range(len(context.forward_pass.ids))
     if (pictures.tokens_of(columns) if blocks else columns) == every and len(every) * of_a_token <= _STEP_BYTES:
-        whole = known.trace((*pictures.OF_ALL, *pictures.OF_A_TOKEN), known.layers)  # in one run of the text
-        return Numbers(pictures.far_view([whole], [whole], columns, in_blocks=blocks), "P")
-    kept = [known.trace(pictures.OF_ALL, [layer]) for layer in known.layers]
+        full_trace = context.trace((*pictures.OF_ALL, *pictures.OF_A_TOKEN), context.layers)  # in one run of the text
+        return Numbers(pictures.far_view([full_trace], [full_trace], columns, in_blocks=blocks), "P")
+    layer_traces = [context.trace(pictures.OF_ALL, [layer]) for layer in context.layers]
     some = (columns[at : at + step] for at in range(0, len(columns), step))
     rows = map(pictures.tokens_of, some) if blocks else some
-    parts = (known.trace(pictures.OF_A_TOKEN, known.layers, one) for one in rows)
-    return Numbers(pictures.far_view(kept, parts, columns, in_blocks=blocks), "P")
+    parts = (context.trace(pictures.OF_A_TOKEN, context.layers, part_rows) for part_rows in rows)
+    return Numbers(pictures.far_view(layer_traces, parts, columns, in_blocks=blocks), "P")
 
 
-def linear_probe(known: OpenModel, task: ProbeTask) -> LinearProbe:
+def linear_probe(context: OpenModel, task: ProbeTask) -> LinearProbe:
     """Return how well a linear map reads a bundled property from the stream, before and after each layer."""
-    llama = known.llama
+    llama = context.llama
     return probes_of(llama.runner, examples_of(task, llama.tokenizer), check_wanted=check_wanted)
 
 
-def after_error(known: OpenModel, kind: ErrorKind = "likely") -> AfterError:
+def after_error(context: OpenModel, kind: ErrorKind = "likely") -> AfterError:
     """Return how surprised the model is by the bundled texts behind a wrong token, by distance."""
-    texts = [known.llama.encode(text) for text in errors.TEXTS]
-    return errors.surprise_after_error(known.llama.runner, texts, kind=kind, check_wanted=check_wanted)
+    texts = [context.llama.encode(text) for text in errors.TEXTS]
+    return errors.surprise_after_error(context.llama.runner, texts, kind=kind, check_wanted=check_wanted)

@@ -15,26 +15,26 @@ from llamarium.page.open_pass import OpenModel
 from llamarium.page.schema.model import ModelView, PublishedShape, SourceView
 
 
-def model(known: OpenModel, shape: PublishedShape | None = None) -> ModelView:
+def model(context: OpenModel, shape: PublishedShape | None = None) -> ModelView:
     """Return the modules, shapes, parameters, bytes and operations of the model at hand, or of a published shape."""
     if shape is not None:
         return view_of_shape(shape)
-    view = view_of_model(known.llama, known.engine, known.state.loaded_with())
-    return view.model_copy(update={"has_lesson": known.state.lesson is not None})
+    view = view_of_model(context.llama, context.engine, context.state.loaded_with())
+    return view.model_copy(update={"has_lesson": context.state.lesson is not None})
 
 
-def source(known: OpenModel, name: str) -> SourceView:
+def source(context: OpenModel, name: str) -> SourceView:
     """Return the lines that a part of the model executes, as they are installed."""
     return source_of(name)
 
 
-def weight(known: OpenModel, key: str) -> Numbers:
+def weight(context: OpenModel, key: str) -> Numbers:
     """Send a weight that is a vector: a norm's."""
-    names = [name for name in expected_shapes(known.llama.config) if name.endswith("norm.weight")]
+    names = [name for name in expected_shapes(context.llama.config) if name.endswith("norm.weight")]
     if key not in names:
         message = f"no vector of weights has this key; there are {names[0]} and the like"
         raise UnknownNameError(message, code="unknown_weight", param="key")
-    return Numbers(known.llama.runner.dequantize(key), "D")
+    return Numbers(context.llama.runner.dequantize(key), "D")
 
 
 SOURCES: Mapping[str, str] = {

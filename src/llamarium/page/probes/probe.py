@@ -58,24 +58,24 @@ class Probe:
 
     def asked(self, path: str) -> type[Query] | type[PageRequest] | None:
         """Return the type of the query, or of the body of a POST; None if all fields are in the path."""
-        whole = self._whole
-        if whole is not None:
-            return whole[1]
+        whole_query = self._whole
+        if whole_query is not None:
+            return whole_query[1]
         fields: dict[str, Any] = {
-            one.name: (one.annotation, ... if one.default is one.empty else one.default)
-            for one in self._parameters
-            if f"{{{one.name}}}" not in path
+            parameter.name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
+            for parameter in self._parameters
+            if f"{{{parameter.name}}}" not in path
         }
         if not fields:
             return None
         words = re.findall(r"[a-z]+", re.sub(r"\{.*?\}", "", path))
         return create_model(f"{''.join(map(str.capitalize, words))}Query", __base__=Query, **fields)
 
-    def arguments(self, given: BaseModel | None) -> dict[str, object]:
+    def arguments(self, query: BaseModel | None) -> dict[str, object]:
         """Return the fields of a query as keyword arguments of the function."""
-        if given is None:
+        if query is None:
             return {}
-        return dict(given) if self._whole is None else {self._whole[0]: given}
+        return dict(query) if self._whole is None else {self._whole[0]: query}
 
     @property
     def _parameters(self) -> list[inspect.Parameter]:
@@ -84,5 +84,9 @@ class Probe:
     @property
     def _whole(self) -> tuple[str, type[Query] | type[PageRequest]] | None:
         """Name and type of the parameter that is a whole query or body, or None."""
-        kinds = ((one.name, one.annotation) for one in self._parameters if isinstance(one.annotation, type))
+        kinds = (
+            (parameter.name, parameter.annotation)
+            for parameter in self._parameters
+            if isinstance(parameter.annotation, type)
+        )
         return next(((name, kind) for name, kind in kinds if issubclass(kind, Query | PageRequest)), None)

@@ -32,54 +32,57 @@ MAX_SCORED = 128
 _OF_FORM = frozenset({"response_format", "tools", "tool_choice", "parallel_tool_calls"})
 
 
-def following(known: OpenPass, position: Position = None, k: Annotated[int, Field(ge=1, le=200)] = 10) -> NextView:
+def following(context: OpenPass, position: Position = None, k: Annotated[int, Field(ge=1, le=200)] = 10) -> NextView:
     """Return the most probable tokens after a position."""
-    at = known.position(position)
-    logits_1V = known.numbers("logits", None, range(at, at + 1))
+    at = context.position(position)
+    logits_1V = context.numbers("logits", None, range(at, at + 1))
     best = top_candidates(logits_1V, min(k, logits_1V.shape[1]))[0]
     return NextView(
         position=at,
         candidates=tuple(
             CandidateView(
-                token_id=one.token_id,
-                text=one.text or "",
-                logit=float(logits_1V[0, one.token_id]),
-                probability=one.probability,
-                logprob=one.logprob,
+                token_id=candidate.token_id,
+                text=candidate.text or "",
+                logit=float(logits_1V[0, candidate.token_id]),
+                probability=candidate.probability,
+                logprob=candidate.logprob,
             )
-            for one in name_candidates(best, known.llama.tokenizer)
+            for candidate in name_candidates(best, context.llama.tokenizer)
         ),
     )
 
 
-def sampler(known: OpenPass, body: SamplerRequest) -> SamplerSteps:
+def sampler(context: OpenPass, body: SamplerRequest) -> SamplerSteps:
     """Return what each step of the sampler leaves after a position, the draw, and the token."""
-    ids, settings = known.one.ids, known.state.service.settings
-    position = known.position(body.position)
+    ids, settings = context.forward_pass.ids, context.state.service.settings
+    position = context.position(body.position)
     start = position + 1 if body.start is None else body.start
     check_index("start", start, position + 2)
-    row = _row(body, known.llama, settings, ids[:start], ids[start : position + 1])
-    return explain_next(known, range(start, position + 1), row, body.k)
+    row = _row(body, context.llama, settings, ids[:start], ids[start : position + 1])
+    return explain_next(context, range(start, position + 1), row, body.k)
 
 
-def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> SamplerSteps:
+def explain_next(context: OpenPass, answer: range, row: SamplingRow, k: int) -> SamplerSteps:
     """Return how the token after a part of a pass is chosen: after `answer`, its positions so far, behind the prompt.
 
     `row` is the sampler's state of the answer, `k` how many candidates are listed after each step.
     """
-    one, engine, llama = known.one, known.engine, known.llama
+    forward_pass, engine, llama = context.forward_pass, context.engine, context.llama
     runner, last = engine.runner, answer.stop - 1
-    if runner.is_row_exact or one.experiment is not None:
-        logits_V = known.numbers("logits", None, range(last, answer.stop))[0].copy()  # the sampler works in place
+    if runner.is_row_exact or forward_pass.experiment is not None:
+        logits_V = context.numbers("logits", None, range(last, answer.stop))[0].copy()  # the sampler works in place
     else:  # as the answer was made, token by token
-        parts, kept_in = (one.ids[: answer.start], one.ids[answer.start : answer.stop]), engine.kv_cache_dtype
-        logits_V = next_logits(runner, *parts, adapter=one.adapter_idx, kv_cache_dtype=kept_in)
+        parts, kept_in = (
+            (forward_pass.ids[: answer.start], forward_pass.ids[answer.start : answer.stop]),
+            engine.kv_cache_dtype,
+        )
+        logits_V = next_logits(runner, *parts, adapter=forward_pass.adapter_idx, kv_cache_dtype=kept_in)
     return explain_choice(row, logits_V, min(k, llama.config.vocab_size), llama.tokenizer)
 
 
-def score(known: OpenPass, start: Count = 1) -> ScoreView:
+def score(context: OpenPass, start: Count = 1) -> ScoreView:
     """Return how probable each token from a position on was, and its rank."""
-    ids = known.one.ids
+    ids = context.forward_pass.ids
     if len(ids) == 1:
         message = "the text has one token, which nothing stands before; ask with a longer one"
         raise QuestionError(message, code="invalid_parameter", param="id")
@@ -87,9 +90,9 @@ def score(known: OpenPass, start: Count = 1) -> ScoreView:
     if len(ids) - start > MAX_SCORED:
         message = f"start is {start} of {counted(len(ids), 'token')}; at most the last {MAX_SCORED} are scored at once"
         raise QuestionError(message, code="invalid_parameter", param="start")
-    logits_CV = known.numbers("logits", None, range(start - 1, len(ids) - 1))
-    (found,) = scored_tokens([logits_CV], ids[start:])
-    scored = zip(found.ids_C.tolist(), found.logprobs_C.tolist(), found.ranks_C.tolist(), strict=True)
+    logits_CV = context.numbers("logits", None, range(start - 1, len(ids) - 1))
+    (ranked,) = scored_tokens([logits_CV], ids[start:])
+    scored = zip(ranked.ids_C.tolist(), ranked.logprobs_C.tolist(), ranked.ranks_C.tolist(), strict=True)
     return ScoreView(
         tokens=tuple(
             TokenScoreView(position=place, token_id=token_id, logprob=logprob, rank=rank)
@@ -98,13 +101,15 @@ def score(known: OpenPass, start: Count = 1) -> ScoreView:
     )
 
 
-def cost(known: OpenPass) -> TokenCost:
+def cost(context: OpenPass) -> TokenCost:
     """Return the operations of the last token with the KV cache and without it."""
-    one, engine = known.one, known.engine
-    if one.experiment is not None:
+    forward_pass, engine = context.forward_pass, context.engine
+    if forward_pass.experiment is not None:
         message = "the pass is an experiment, which is not what answers cost; ask for it without experiment"
         raise QuestionError(message, code="invalid_parameter", param="id")
-    return token_cost(engine.runner, one.ids, adapter=one.adapter_idx, kv_cache_dtype=engine.kv_cache_dtype)
+    return token_cost(
+        engine.runner, forward_pass.ids, adapter=forward_pass.adapter_idx, kv_cache_dtype=engine.kv_cache_dtype
+    )
 
 
 def _row(

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from llamarium.inspect.numbers import Floats
 
 
-def tokens(known: OpenModel, body: TokensRequest) -> TokensView:
+def tokens(context: OpenModel, body: TokensRequest) -> TokensView:
     """Return a text's bytes, the pieces it is cut into, their merges in order, and the ids."""
-    service: Service = known.state.service
-    tokenizer = known.llama.tokenizer if body.tokenizer == "model" else llama3_tokenizer()
+    service: Service = context.state.service
+    tokenizer = context.llama.tokenizer if body.tokenizer == "model" else llama3_tokenizer()
     tokenizer.check_length(body.text, service.max_tokens)
     return _steps(tokenizer, body)
 
@@ -80,32 +80,32 @@ def llama3_tokenizer() -> Tokenizer:
     return load_tokenizer("llama3")
 
 
-def neighbors(known: OpenModel, body: schema.NeighborsRequest) -> Neighbors:
+def neighbors(context: OpenModel, body: schema.NeighborsRequest) -> Neighbors:
     """Rank the rows of the table by their cosine with word - minus + plus."""
-    table = _table(known.llama, body.random_seed)
-    return geometry.neighbors(table, known.llama.tokenizer, body.word, minus=body.minus, plus=body.plus, k=body.k)
+    table = _table(context.llama, body.random_seed)
+    return geometry.neighbors(table, context.llama.tokenizer, body.word, minus=body.minus, plus=body.plus, k=body.k)
 
 
-def similarity(known: OpenModel, body: schema.SimilarityRequest) -> Similarity:
+def similarity(context: OpenModel, body: schema.SimilarityRequest) -> Similarity:
     """Return the cosine of the angle between two rows."""
-    return geometry.similarity(_table(known.llama, body.random_seed), known.llama.tokenizer, body.word, body.other)
+    return geometry.similarity(_table(context.llama, body.random_seed), context.llama.tokenizer, body.word, body.other)
 
 
-def word(known: OpenModel, body: schema.WordRequest) -> TokenView:
+def word(context: OpenModel, body: schema.WordRequest) -> TokenView:
     """Return the token of an id, or the single one that stands for a word."""
-    return token_view(known.llama.tokenizer, tokens_of_word(known.llama.tokenizer, body.word)[0])
+    return token_view(context.llama.tokenizer, tokens_of_word(context.llama.tokenizer, body.word)[0])
 
 
 def rows(
-    known: OpenModel, ids: schema.Ids, random_seed: Annotated[int | None, Field(ge=0, le=MAX_SEED)] = None
+    context: OpenModel, ids: schema.Ids, random_seed: Annotated[int | None, Field(ge=0, le=MAX_SEED)] = None
 ) -> Numbers:
     """Send rows of the table, in the order of their ids, or those that initialisation draws; axes R D."""
     token_ids = [int(part) for part in ids.split(",")]
-    vocab_size = known.llama.config.vocab_size
+    vocab_size = context.llama.config.vocab_size
     if max(token_ids) >= vocab_size:
         message = f"an id is {max(token_ids)}; expected 0 to {vocab_size - 1}"
         raise QuestionError(message, code="invalid_parameter", param="ids")
-    table = _table(known.llama, random_seed)
+    table = _table(context.llama, random_seed)
     return Numbers(table(np.array(token_ids)) if callable(table) else table.dequantize(EMBEDDING, token_ids), "RD")
 
 

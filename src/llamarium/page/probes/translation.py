@@ -38,9 +38,9 @@ class TranslationView(View):
     right: int
 
 
-def translations(known: OpenModel, body: TranslationRequest) -> TranslationView:
+def translations(context: OpenModel, body: TranslationRequest) -> TranslationView:
     """Translate a sentence from English to French, with the patterns of all three kinds of attention."""
     translator = packaged_translator()
     about = {name: translator.about[name] for name in ("learned", "asked", "right")}
-    found = translator.translate(body.text).to_dict()
-    return TranslationView.model_validate({**found, "known": translator.about["english"], **about})
+    translation = translator.translate(body.text).to_dict()
+    return TranslationView.model_validate({**translation, "known": translator.about["english"], **about})

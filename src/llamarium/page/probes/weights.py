@@ -56,7 +56,7 @@ UpTo256 = Annotated[int, Field(ge=1, le=256)]
 
 
 def codes(
-    known: OpenModel,
+    context: OpenModel,
     layer: Index,
     linear: schema.LinearName,
     row: Index = 0,
@@ -65,19 +65,19 @@ def codes(
     quantize: schema.QuantizeName | None = None,
 ) -> schema.CodesView:
     """Return weights of a row of a Linear as codes, scales and what they mean, as stored or as `quantize` has them."""
-    known.check_layer(layer)
-    key, runner = linear_key(layer, linear), known.llama.runner
+    context.check_layer(layer)
+    key, runner = linear_key(layer, linear), context.llama.runner
     type_of(runner, key)
     num_rows, num_columns = runner.weights[key].shape
     check_index("row", row, num_rows)
     _check_window(start, count, num_columns)
     with _alone(), _of_shape() if quantize else nullcontext():
         coded = coded_weights(runner, key, [row], quantize=quantize)
-    return _codes_view(known.llama, key, range(start, start + count), coded, is_stored=quantize is None)
+    return _codes_view(context.llama, key, range(start, start + count), coded, is_stored=quantize is None)
 
 
 def matrix(
-    known: OpenPass,
+    context: OpenPass,
     linear: schema.LinearName | Literal["lm_head"],
     layer: Position = None,
     start: Index = 0,
@@ -87,9 +87,9 @@ def matrix(
     if (layer is None) != (linear == "lm_head"):
         message = f"layer is {layer}; expected one for a layer's Linear, none for lm_head"
         raise QuestionError(message, param="layer")
-    runner, key = known.llama.runner, HEAD
+    runner, key = context.llama.runner, HEAD
     if layer is not None:
-        known.check_layer(layer)
+        context.check_layer(layer)
         key = linear_key(layer, linear)
     type_of(runner, key)
     num_rows = runner.weights[EMBEDDING if key not in runner.weights else key].shape[0]
@@ -99,7 +99,7 @@ def matrix(
 
 
 def inputs(
-    known: OpenPass,
+    context: OpenPass,
     layer: Index,
     linear: schema.LinearName,
     position: Position = None,
@@ -107,10 +107,10 @@ def inputs(
     count: UpTo256 = 32,
 ) -> schema.InputsView:
     """Return a Linear's inputs at a token, and their values in 8 bits."""
-    at = known.position(position)
-    known.check_layer(layer)
-    bits = input_bits_of(known.llama.runner, linear_key(layer, linear))
-    values = known.numbers(_INPUTS[linear], layer, range(at, at + 1)).reshape(1, -1)
+    at = context.position(position)
+    context.check_layer(layer)
+    bits = input_bits_of(context.llama.runner, linear_key(layer, linear))
+    values = context.numbers(_INPUTS[linear], layer, range(at, at + 1)).reshape(1, -1)
     rounded = rounded_inputs(values)
     _check_window(start, count, values.shape[1])
     cut = slice(start, start + count)
@@ -131,13 +131,13 @@ def inputs(
     )
 
 
-def lesson(known: OpenPass, body: schema.LessonRequest) -> schema.LessonView:
+def lesson(context: OpenPass, body: schema.LessonRequest) -> schema.LessonView:
     """Take one step of training on the pass's text, on a copy of the model: losses, gradients, predictions."""
-    _check_plain(known.one)
+    _check_plain(context.forward_pass)
     need_torch("a step of training")
     from llamarium.inspect.probes.learning import learn, lesson_bytes
 
-    llama, ids = known.llama, known.one.ids
+    llama, ids = context.llama, context.forward_pass.ids
     with _alone():
         try:
             lesson_result = learn(
@@ -164,12 +164,13 @@ def _check_window(start: int, count: int, size: int) -> None:
         raise QuestionError(f"start + count is {start + count}; expected {size} at most", param="count")
 
 
-def _check_plain(one: Pass) -> None:
-    if one.experiment is not None:
+def _check_plain(forward_pass: Pass) -> None:
+    if forward_pass.experiment is not None:
         message = "the pass is an experiment, and this question is of the model as it is; ask for a pass without one"
         raise QuestionError(message, code="invalid_parameter", param="id")
-    if len(one.ids) > MAX_TOKENS:
-        message = f"the text has {len(one.ids)} tokens; {MAX_TOKENS} at most for this question: ask with a shorter one"
+    if len(forward_pass.ids) > MAX_TOKENS:
+        num_tokens = len(forward_pass.ids)
+        message = f"the text has {num_tokens} tokens; {MAX_TOKENS} at most for this question: ask with a shorter one"
         raise QuestionError(message, code="text_too_long", param="id")
 
 
@@ -182,15 +183,15 @@ def _of_shape() -> Generator[None]:
         raise QuestionError(str(error), code="invalid_parameter", param="quantize") from None
 
 
-def _codes_view(llama: "Llama", key: str, window: range, found: CodedWeights, *, is_stored: bool) -> schema.CodesView:
-    codes_C = found.codes_RC[0]
-    values, scales = found.values_RC[0], found.scales_RC[0]
-    minimums = None if found.minimums_RC is None else found.minimums_RC[0]
-    originals = None if found.original_RC is None else found.original_RC[0]
+def _codes_view(llama: "Llama", key: str, window: range, coded: CodedWeights, *, is_stored: bool) -> schema.CodesView:
+    codes_C = coded.codes_RC[0]
+    values, scales = coded.values_RC[0], coded.scales_RC[0]
+    minimums = None if coded.minimums_RC is None else coded.minimums_RC[0]
+    originals = None if coded.original_RC is None else coded.original_RC[0]
     weights = tuple(
         schema.WeightView(
             code=int(codes_C[i]),
-            level=found.levels[int(codes_C[i])],
+            level=coded.levels[int(codes_C[i])],
             scale=float(scales[i]),
             minimum=None if minimums is None else float(minimums[i]),
             value=float(values[i]),
@@ -198,20 +199,20 @@ def _codes_view(llama: "Llama", key: str, window: range, found: CodedWeights, *,
         )
         for i in window
     )
-    format = FORMATS[found.type_name]
+    format = FORMATS[coded.type_name]
     return schema.CodesView(
         module=key.removesuffix(".weight"),
         num_columns=len(codes_C),
         start=window.start,
         weights=weights,
-        type_name=found.type_name,
+        type_name=coded.type_name,
         meaning=format.weight,
         block_size=format.block_size,
         bits_per_weight=format.bits_per_weight,
         is_stored=is_stored,
         stored_type=_stored_type(llama, key),
-        levels=found.levels,
-        level_counts=tuple(np.bincount(codes_C, minlength=len(found.levels)).tolist()),
+        levels=coded.levels,
+        level_counts=tuple(np.bincount(codes_C, minlength=len(coded.levels)).tolist()),
         row_error=None if originals is None else _row_error(values, originals),
     )
 
@@ -226,10 +227,10 @@ def _row_error(values: Floats, originals: Floats) -> float:
     return relative_error(float(np.linalg.norm(values - originals)), float(np.linalg.norm(originals)))
 
 
-def errors(known: OpenPass, quantize: schema.QuantizeName | None = None) -> schema.ErrorsView:
+def errors(context: OpenPass, quantize: schema.QuantizeName | None = None) -> schema.ErrorsView:
     """Return the pass's distance from the same weights in float32, layer by layer, and that of quantized weights."""
-    _check_plain(known.one)
-    llama, ids = known.llama, known.one.ids
+    _check_plain(context.forward_pass)
+    llama, ids = context.llama, context.forward_pass.ids
     count = count_parameters(llama.config)
     if count.attention + count.mlp > MAX_WEIGHTS:
         message = (
@@ -237,7 +238,7 @@ def errors(known: OpenPass, quantize: schema.QuantizeName | None = None) -> sche
             "one question here; llamarium.inspect.probes.quantized.streams_as answers it in Python"
         )
         raise QuestionError(message, code="model_too_large", param="quantize")
-    trace, runner = known.trace(["resid"], known.layers), llama.runner
+    trace, runner = context.trace(["resid"], context.layers), llama.runner
     with _alone(), _of_shape():
         exact = streams_as(runner, ids)
         runs = [schema.ErrorsOfView(what="pass", layers=tuple(stream_errors(trace, exact)))]
@@ -252,11 +253,11 @@ def errors(known: OpenPass, quantize: schema.QuantizeName | None = None) -> sche
     return schema.ErrorsView(quantize=quantize, runs=tuple(runs))
 
 
-def _lesson_view(llama: "Llama", body: schema.LessonRequest, found: "Lesson", num_bytes: int) -> schema.LessonView:
-    is_finite = all(map(math.isfinite, found.losses_after))
-    gradients = found.row_gradients_RD.norm(dim=-1).tolist()
-    rows = zip(found.row_ids, gradients, found.row_moves, strict=True)
-    losses = zip(found.losses, found.losses_after, strict=True)
+def _lesson_view(llama: "Llama", body: schema.LessonRequest, result: "Lesson", num_bytes: int) -> schema.LessonView:
+    is_finite = all(map(math.isfinite, result.losses_after))
+    gradients = result.row_gradients_RD.norm(dim=-1).tolist()
+    rows = zip(result.row_ids, gradients, result.row_moves, strict=True)
+    losses = zip(result.losses, result.losses_after, strict=True)
     return schema.LessonView(
         optimizer=body.optimizer,
         learning_rate=body.learning_rate,
@@ -274,12 +275,12 @@ def _lesson_view(llama: "Llama", body: schema.LessonRequest, found: "Lesson", nu
             schema.LearnedPartView(
                 name=part.name, layer=part.layer, gradient=_finite(part.gradient), moved=_finite(part.moved)
             )
-            for part in found.parts
+            for part in result.parts
         ),
-        gradient_norm=found.gradient_norm,
-        before=found.before,
-        after=found.after if is_finite else (),
-        num_unpacked=found.num_unpacked,
+        gradient_norm=result.gradient_norm,
+        before=result.before,
+        after=result.after if is_finite else (),
+        num_unpacked=result.num_unpacked,
         num_bytes=num_bytes,
     )
 

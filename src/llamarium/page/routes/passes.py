@@ -37,9 +37,9 @@ async def passes(request: Request, body: schema.PassRequest) -> schema.PassView:
         ids = _ids(body, llama.tokenizer, service)
         check_prompt(llama.config, ids, room=0)
         _check_experiment(body, len(ids))
-        one = Pass.of(ids, body.adapter, _adapter_idx(engine, body.adapter), _experiment(body))
-        preparation.begin(llama, engine, one)
-        return pass_view(OpenPass(llama, engine, request.app.state, passes_of(request).add(one)))
+        forward_pass = Pass.of(ids, body.adapter, _adapter_idx(engine, body.adapter), _experiment(body))
+        preparation.begin(llama, engine, forward_pass)
+        return pass_view(OpenPass(llama, engine, request.app.state, passes_of(request).add(forward_pass)))
 
     return await work_on(request, field, read)
 
@@ -100,16 +100,16 @@ def _adapter_idx(engine: TextEngine, adapter: str | None) -> int:
     return served[adapter].number
 
 
-def pass_view(known: OpenPass) -> schema.PassView:
+def pass_view(context: OpenPass) -> schema.PassView:
     """Return the view of a pass."""
-    one, executor = known.one, known.executor
-    runner = executor.runner_of(one)
+    forward_pass, executor = context.forward_pass, context.executor
+    runner = executor.runner_of(forward_pass)
     return schema.PassView(
-        id=one.id,
-        tokens=tuple(token_view(known.llama.tokenizer, token_id) for token_id in one.ids),
-        adapter=one.adapter,
-        experiment=one.experiment,
+        id=forward_pass.id,
+        tokens=tuple(token_view(context.llama.tokenizer, token_id) for token_id in forward_pass.ids),
+        adapter=forward_pass.adapter,
+        experiment=forward_pass.experiment,
         runner=runner.name,
         dtype=runner.dtype,
-        kv_dtype=executor.kv_dtype_of(one),
+        kv_dtype=executor.kv_dtype_of(forward_pass),
     )

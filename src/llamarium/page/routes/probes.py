@@ -26,26 +26,30 @@ router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 def _add(start: str, path: str, probe: Probe) -> None:
     """Add the route of a probe: it finds the pass, validates the query, and runs the probe in a thread."""
-    asked = probe.asked(path)
-    has_body = asked is not None and issubclass(asked, PageRequest)
+    query_type = probe.asked(path)
+    has_body = query_type is not None and issubclass(query_type, PageRequest)
 
     async def answer(request: Request, pass_id: str | None = None, given: Any = None, **in_path: str) -> Any:
-        one = None if pass_id is None else passes_of(request).find(pass_id)
+        forward_pass = None if pass_id is None else passes_of(request).find(pass_id)
         fields = probe.arguments(given) | in_path
 
         def read(llama: "Llama", engine: TextEngine) -> Any:
             state = request.app.state
-            known = OpenModel(llama, engine, state) if one is None else OpenPass(llama, engine, state, one)
-            view = probe.function(known, **fields)
+            context = (
+                OpenModel(llama, engine, state)
+                if forward_pass is None
+                else OpenPass(llama, engine, state, forward_pass)
+            )
+            view = probe.function(context, **fields)
             return respond(view) if isinstance(view, Numbers) else view
 
-        return await (stream_on if probe.is_streamed else work_on)(request, probe.about, read, one)
+        return await (stream_on if probe.is_streamed else work_on)(request, probe.about, read, forward_pass)
 
     kinds: dict[str, Any] = {"request": Request} | dict.fromkeys(re.findall(r"\{(\w+)\}", start + path), str)
-    if asked is not None:
-        kinds["given"] = asked if has_body else Annotated[asked, Query()]
-    named = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind) for name, kind in kinds.items()]
-    answer.__signature__ = Signature(named)  # pyright: ignore[reportFunctionMemberAccess]
+    if query_type is not None:
+        kinds["given"] = query_type if has_body else Annotated[query_type, Query()]
+    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind) for name, kind in kinds.items()]
+    answer.__signature__ = Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     answer.__doc__ = probe.function.__doc__
     is_json = not (probe.is_bulk or probe.is_streamed)
     router.add_api_route(

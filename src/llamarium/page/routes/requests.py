@@ -57,7 +57,7 @@ async def opened(request: Request, name: str, query: Annotated[OpenQuery, Query(
     """Run an answer again as of now, and explain how its next token is chosen; `name` is its number and row, as 7.0."""
     _check_allowed(request)
     number, row = _numbers(name)
-    kept = passes_of(request)
+    cached_passes = passes_of(request)
 
     def read(llama: "Llama", engine: "TextEngine") -> OpenedView:
         sequence = engine.read(lambda inner: open_sequence(inner.sequences, number, row, MAX_RUNS)).result()
@@ -67,15 +67,15 @@ async def opened(request: Request, name: str, query: Annotated[OpenQuery, Query(
         chosen = next((name for name, served in engine.adapters.items() if served.number == adapter), None)
         if sequence.is_edited or (adapter >= 0 and chosen is None):
             raise ApiError(409, "this answer's pass has edits, or an adapter that is unloaded", code="not_shown")
-        one = Pass.of([*sequence.prompt_ids, *sequence.answer_ids], chosen, adapter)
-        known = OpenPass(llama, engine, request.app.state, kept.add(one))
-        answer, sampler = range(len(sequence.prompt_ids), len(one.ids)), None
+        forward_pass = Pass.of([*sequence.prompt_ids, *sequence.answer_ids], chosen, adapter)
+        context = OpenPass(llama, engine, request.app.state, cached_passes.add(forward_pass))
+        answer, sampler = range(len(sequence.prompt_ids), len(forward_pass.ids)), None
         if not sequence.state.is_embedding:
-            sampler = explain_next(known, answer, _row(llama, sequence), query.k)
+            sampler = explain_next(context, answer, _row(llama, sequence), query.k)
         return OpenedView(
             request=sequence.state,
             params=_params(sequence),
-            run=pass_view(known),
+            run=pass_view(context),
             start=len(sequence.prompt_ids),
             sampler=sampler,
         )
@@ -137,9 +137,11 @@ def _prefix_view(shown: ShownExplanation) -> PrefixView:
     )
 
 
-def _params(found: OpenedSequence) -> ParametersView:
-    params = found.params
-    numbers: dict[str, object] = {one.name: getattr(params, one.name) for one in parameters_of("page")}
+def _params(sequence: OpenedSequence) -> ParametersView:
+    params = sequence.params
+    numbers: dict[str, object] = {
+        parameter.name: getattr(params, parameter.name) for parameter in parameters_of("page")
+    }
     return ParametersView.model_validate(
         numbers
         | {
@@ -151,7 +153,7 @@ def _params(found: OpenedSequence) -> ParametersView:
     )
 
 
-def _row(llama: "Llama", found: OpenedSequence) -> SamplingRow:
-    constraint = None if found.grammar is None else found.grammar.begin(found.stops)
+def _row(llama: "Llama", sequence: OpenedSequence) -> SamplingRow:
+    constraint = None if sequence.grammar is None else sequence.grammar.begin(sequence.stops)
     size = llama.config.vocab_size
-    return SamplingRow(found.params, found.prompt_ids, size, found.answer_ids, constraint, found.stops)
+    return SamplingRow(sequence.params, sequence.prompt_ids, size, sequence.answer_ids, constraint, sequence.stops)

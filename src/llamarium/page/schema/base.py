@@ -50,7 +50,7 @@ def has_only_finite(value: object) -> bool:
     if isinstance(value, tuple | list):
         return all(map(has_only_finite, cast("Sequence[object]", value)))
     if isinstance(value, View):
-        return all(has_only_finite(one) for _, one in value)
+        return all(has_only_finite(item) for _, item in value)
     if is_dataclass(value):
         return all(has_only_finite(getattr(value, field.name)) for field in fields(value))
     return True

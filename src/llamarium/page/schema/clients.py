@@ -69,7 +69,7 @@ class OpenQuery(Query):
     k: int = Field(10, ge=1, le=200)
 
 
-@with_parameters("page", lambda one: (str if one.name == "seed" else one.kind, ...))
+@with_parameters("page", lambda parameter: (str if parameter.name == "seed" else parameter.kind, ...))
 class ParametersView(View):
     """A request's sampling parameters; the seed as text, since it may have more digits than a browser's numbers."""
 

@@ -33,10 +33,13 @@ def as_json() -> str:
     parts: list[tuple[_Part, JsonSchemaMode, TypeAdapter[Any]]] = [
         (part, mode, TypeAdapter(kind)) for part, mode, kind in (*_of_routes(), *_of_probes())
     ]
-    known, schema = TypeAdapter.json_schemas(parts, schema_generator=_Everything)
-    tables = {name: _table(name, table, known) for name, table in TABLES.items()}
-    named = {"title": "Schema", "$defs": {name: _untitled(one) for name, one in schema["$defs"].items()} | tables}
-    return json.dumps(named, indent=2, sort_keys=True) + "\n"
+    schema_of, schema = TypeAdapter.json_schemas(parts, schema_generator=_Everything)
+    tables = {name: _table(name, table, schema_of) for name, table in TABLES.items()}
+    document = {
+        "title": "Schema",
+        "$defs": {name: _untitled(definition) for name, definition in schema["$defs"].items()} | tables,
+    }
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
 def _of_routes() -> Iterator[tuple[_Part, JsonSchemaMode, Any]]:
@@ -55,18 +58,19 @@ def _of_probes() -> Iterator[tuple[_Part, JsonSchemaMode, Any]]:
     """Yield what each probe asks, as `query` or `body`, and answers, as `answer` or `events`; numbers have no JSON."""
     for name, table in TABLES.items():
         for path, probe in table.items():
-            asked = probe.asked(path)
-            if asked is not None:
-                yield (name, path, "body" if issubclass(asked, PageRequest) else "query"), "validation", asked
+            query_type = probe.asked(path)
+            if query_type is not None:
+                yield (name, path, "body" if issubclass(query_type, PageRequest) else "query"), "validation", query_type
             if probe.is_streamed:
                 yield (name, path, "events"), "serialization", get_args(probe.answer)[0]
             elif not probe.is_bulk:
                 yield (name, path, "answer"), "serialization", probe.answer
 
 
-def _table(name: str, table: Mapping[str, Probe], known: Mapping[Any, Any]) -> dict[str, Any]:
+def _table(name: str, table: Mapping[str, Probe], schema_of: Mapping[Any, Any]) -> dict[str, Any]:
     rows = {
-        path: {key[2]: _untitled(one) for (key, _), one in known.items() if key[:2] == (name, path)} for path in table
+        path: {key[2]: _untitled(part) for (key, _), part in schema_of.items() if key[:2] == (name, path)}
+        for path in table
     }
     return _closed({path: _closed(row) for path, row in rows.items()})
 
@@ -78,8 +82,8 @@ def _closed(properties: Mapping[str, Any]) -> dict[str, Any]:
 def _untitled(schema: Any) -> Any:
     """Leave out the titles that pydantic makes of fields' names: each would become a type of TypeScript."""
     if isinstance(schema, list):
-        return [_untitled(one) for one in cast("list[Any]", schema)]
+        return [_untitled(item) for item in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
     fields = cast("dict[str, Any]", schema)
-    return {key: _untitled(one) for key, one in fields.items() if not (key == "title" and isinstance(one, str))}
+    return {key: _untitled(item) for key, item in fields.items() if not (key == "title" and isinstance(item, str))}

@@ -8,7 +8,7 @@ from llamarium.server.openai.forms import ResponseFormat
 from llamarium.server.openai.tools import Tool, ToolChoice
 
 
-@with_parameters("page", lambda one: (one.kind, one.default or 0))
+@with_parameters("page", lambda parameter: (parameter.kind, parameter.default or 0))
 class SamplerRequest(PageRequest):
     """`POST /inspect/passes/{id}/sampler`: parameters as for an answer, which has the ranges and meanings.
 
