@@ -219,10 +219,7 @@ APPENDED = """
 
 
 def growing(page: Page, rounds: int) -> dict[str, float]:
-    """Append greedy tokens; return the milliseconds of one, and of the decode step that the page measures itself.
-
-    Once the token is there, what it costs is measured again, several times with the cache and without it.
-    """
+    """Append greedy tokens; return the milliseconds of one."""
     visit(page, "growth")
     page.evaluate(
         "window.appending = [...document.querySelectorAll('button')].find("
@@ -232,9 +229,7 @@ def growing(page: Page, rounds: int) -> dict[str, float]:
     for _ in range(rounds + 1):
         times.append(page.evaluate(APPENDED))
         until_settled(page)
-    cells = page.locator("tr", has_text="with the cache").first.locator("td").all_inner_texts()
-    step = float(cells[-1].removesuffix(" ms"))
-    return {"a token more": statistics.median(times[1:]), "its decode step": step}
+    return {"a token more": statistics.median(times[1:])}
 
 
 def long_tasks(page: Page, link: str) -> dict[str, float]:
@@ -268,7 +263,7 @@ def heap(session: CDPSession) -> float:
 
 
 def with_text(link: str, text: str) -> str:
-    """Return the link with another text."""
+    """Return the link with another text, and without a stage."""
     return link.partition("&text=")[0] + f"&text={quote(text)}"
 
 
@@ -283,7 +278,7 @@ def measure(browser: Browser, link: str, rounds: int) -> dict[str, Any]:
     until_settled(page)
     results: dict[str, Any] = {"opening": {"first": opening_ms[0], "later": statistics.median(opening_ms)}}
     results["picture"] = {"first": picture_ms[0], "later": statistics.median(picture_ms)}
-    results["frames"] = frames(browser, with_text(link, " ".join((WORDS * 3).split()[:32])), rounds)
+    results["frames"] = frames(browser, with_text(link, " ".join((WORDS * 3).split()[:32])) + "&stage=map", rounds)
     results["frames"]["story"] = story_frames(browser, link)
     results["2,000 tokens, picture"] = long_text(page, link)
     results["bundle kB"] = bundle_kb()
