@@ -194,7 +194,8 @@ INLINE void add_supers(const tile_column *t, const float *out, const uint8_t *ti
     EACH_ROW totals[m] = add_super(sums_at(t, out + m * LM_TILE_ROWS), totals[m], offsets[m], f, kind);
 }
 
-/* Some groups of each of a column's panels, and what is multiplied next: the same of its panels, or of other ones, as far apart; or NULL. */
+/* Some groups of each of a column's panels, and what is multiplied a little later: as many of its panels, or of other ones, as far apart;
+ * or NULL. */
 typedef struct {
     tile_column at;
     int num_groups;
@@ -202,12 +203,13 @@ typedef struct {
 } block_column;
 
 /* Prefetch the coming panels' share of panel i's group g: the panels take turns, since memory is read faster from several pages, and in
- * equal pieces, so that it is never idle (docs/decisions/0022). */
+ * equal pieces, so that it is never idle (docs/decisions/0022). Into the second level: with what is multiplied now it would not fit into
+ * the 32 kB of a first one, and a core waits for more lines of the second (docs/decisions/0071). */
 INLINE void prefetch_share(const block_column *c, int i, int g, const int kind) {
     const size_t share = tile_bytes(kind) / (tile_cols(kind) / LM_GROUP);
     const int number = i * c->num_groups + g;
     const char *from = (const char *)c->coming + number % c->at.count * c->at.step + number / c->at.count * share;
-    for (size_t place = 0; place < share; place += 64) _mm_prefetch(from + place, _MM_HINT_T0);
+    for (size_t place = 0; place < share; place += 64) _mm_prefetch(from + place, _MM_HINT_T1);
 }
 
 /* What is made of a panel once for all rows: codes of 8 bits, by the first block, and the K types' small integers. */
@@ -293,14 +295,20 @@ INLINE int groups_at_once(int groups) {
     return (groups + times - 1) / times;
 }
 
+/* How many groups ahead of their product panels are prefetched: those of two turns, or of one where there are not so many. */
+INLINE int groups_ahead(int groups, int at_once) { return 2 * at_once < groups ? 2 * at_once : at_once; }
+
 /* As in tile_product.h; panels take turns, a few groups at a time. */
 INLINE void blocked_product(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows,
                            const int kind, float *out) {
     const int groups = w->cols / LM_GROUP, of_tile = tile_cols(kind) / LM_GROUP, at_once = groups_at_once(groups);
+    const int ahead = groups_ahead(groups, at_once);
     const size_t step = groups / of_tile * tile_bytes(kind), size = at_once / of_tile * tile_bytes(kind);
     const uint8_t *tiles = (const uint8_t *)w->data + panel * step;
     for (int g = 0; g < groups; g += at_once, tiles += size) {
-        const int left = groups - g;
+        const int left = groups - g, beyond = ahead - left; /* groups of the next panels */
+        const uint8_t *later = tiles + ahead / of_tile * tile_bytes(kind);
+        if (beyond >= 0) later = coming == NULL ? NULL : coming + beyond / of_tile * tile_bytes(kind);
         const block_column c = {
             .at = {
                 .w = w,
@@ -313,7 +321,7 @@ INLINE void blocked_product(const lm_matrix *w, int panel, int num_panels, const
                 .out = out,
             },
             .num_groups = left < at_once ? left : at_once,
-            .coming = left <= at_once ? coming : tiles + size,
+            .coming = later,
         };
         int i = 0;
         for (; i + 2 <= num_panels; i += 2) multiply_panels(&c, i, num_rows, kind, 2);
