@@ -109,9 +109,8 @@ class LoRALinear(nn.Module):
             return y.float() if is_autocast else y
         low = F.linear(self.lora_dropout(x), self.lora_A.weight.to(x.dtype)) * self.scale  # r numbers, not out
         correction = F.linear(low, self.lora_B.weight.to(x.dtype))
-        corrected = (
-            y.float() + correction if is_autocast else y + correction
-        )  # in bfloat16 a small correction would be lost
+        # in bfloat16 a small correction would be lost, so sum in float32
+        corrected = y.float() + correction if is_autocast else y + correction
         if self.lora_magnitude_vector is not None:  # scales rows of the matrix, but not the bias
             bias = cast("Tensor | None", getattr(self.base_layer, "bias", None))
             without = corrected if bias is None else corrected - bias

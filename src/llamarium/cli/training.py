@@ -38,11 +38,12 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
             yield tell
 
     with init_process_group(config) as process_group:
+        # an absolute path, because a reward function may change the working directory
         is_first, folder, out = (
             process_group.is_rank_zero,
             args.out,
             args.out.absolute(),
-        )  # whatever a reward changes to
+        )
         if is_first and args.resume and not out.exists():
             note(f"no run in {folder} yet: this begins one")
         with trackers(args.report_to if is_first else (), out) as tracking:

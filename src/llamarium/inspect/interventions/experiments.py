@@ -144,9 +144,8 @@ def trace_experiment(
     traced_names = {*selected, "q_rot", "k_rot"} - set(attention_names)
     plan = TracePlan.of(model.config, len(ids), selected, layers, positions)
     sizes = plan.sizes
-    num_bytes = (
-        3 * 4 * sizes["N"] * sizes["T"] * sizes["S"] * sum(name in attention_names for name, _ in plan.keys)
-    )  # with copies
+    # scores or weights, with two copies
+    num_bytes = 3 * 4 * sizes["N"] * sizes["T"] * sizes["S"] * sum(name in attention_names for name, _ in plan.keys)
     if num_bytes > budget_mb * 1e6:
         raise MemoryBudgetError(
             f"{' and '.join(attention_names)} of {len(ids)} tokens need {num_bytes / 1e6:,.1f} MB and the budget is "

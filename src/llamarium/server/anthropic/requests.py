@@ -72,9 +72,8 @@ class OutputConfig(Body):
     """The form of an answer."""
 
     format: JsonFormat | None = Field(None, description="output format")
-    effort: str | None = Field(
-        None, description="value of `reasoning_effort` for chat templates that use it"
-    )  # listed in the field table
+    # listed in the field table
+    effort: str | None = Field(None, description="value of `reasoning_effort` for chat templates that use it")
 
 
 @of_table("messages tools[]")

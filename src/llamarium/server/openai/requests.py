@@ -23,9 +23,8 @@ class ChatRequest(Intervened):
         None, ge=0, le=MAX_LOGPROBS, description="number of alternatives per token to report; requires `logprobs`"
     )
 
-    reasoning_effort: str | None = Field(
-        None, description="value for chat templates that use this variable"
-    )  # listed in the field table
+    # listed in the field table
+    reasoning_effort: str | None = Field(None, description="value for chat templates that use this variable")
     # vLLM's
     documents: list[dict[str, Any]] | None = Field(None, description="documents for chat templates that use them (RAG)")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the chat template, by name")

@@ -110,9 +110,8 @@ class TextConfig(Body):
 class Reasoning(Body):
     """How the model reasons before its answer."""
 
-    effort: str | None = Field(
-        None, description="value of `reasoning_effort` for chat templates that use it"
-    )  # listed in the field table
+    # listed in the field table
+    effort: str | None = Field(None, description="value of `reasoning_effort` for chat templates that use it")
 
 
 @of_table("stream_options")
@@ -139,9 +138,10 @@ class ResponseRequest(Body):
     tools: list[AnyTool] | None = Field(None, description="tools that the model may call")
     tool_choice: ToolChoice | None = Field(None, description="whether tools may or must be called, and which")
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call per answer")
+    # values listed in the field table
     include: list[str] | None = Field(
         None, description="`message.output_text.logprobs`: return log-probabilities of the answer's tokens"
-    )  # values listed in the field table
+    )
     top_logprobs: int | None = Field(
         None,
         ge=0,
