@@ -75,6 +75,7 @@ def test_a_tied_head_explodes_where_the_embedding_begins_wide(
 def test_several_seeds_have_a_mean_and_a_spread(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "norm", *arguments(text, tmp_path, seeds=2)]) == 0
     printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
     assert printed.count("±") == 3 + 1 and "Mean validation losses over 2 seeds" in printed
     assert (tmp_path / "norm" / "layernorm-seed-1" / "metrics.jsonl").exists()
 

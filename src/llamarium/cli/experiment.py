@@ -120,7 +120,7 @@ def _print(name: str, outcome: "Outcome") -> None:
         say("")
         show(table("", "sample at the end", rows=((k, quote(arm.sample[:_SAMPLE])) for k, arm in outcome.arms.items())))
     if len(next(iter(outcome.arms.values())).losses) > 1:
-        say("\nValidation loss: mean ± standard deviation over the seeds. The rest is the first seed's.")
+        say("\nValidation loss: mean ± standard deviation. The rest is the first seed's.")
     for paragraph in filter(None, (*outcome.notes, outcome.verdict)):
         say(f"\n{filled(paragraph, WIDTH)}")
 
