@@ -19,7 +19,7 @@ from llamarium.cli.main import main
 from llamarium.course import start
 from llamarium.course.folder.page import link_to_section
 from llamarium.page.extension import page
-from llamarium.page.ticket import Ticket
+from llamarium.page.routes.ticket import Ticket
 from llamarium.server.hosts import listen
 from llamarium.server.settings import Settings
 from page_bundle import built_page

@@ -514,7 +514,7 @@ def test_split() -> None:
 
 @torch.no_grad()
 def test_packed_examples_do_not_see_each_other() -> None:
-    from llamarium.attention.causal import CausalAttend
+    from llamarium.attention.base import CausalAttend
 
     model = init_weights(LlamaForCausalLM(preset("tiny")), seed=0)
     examples = make_examples(6)

@@ -1,9 +1,6 @@
 """Attention: objects that take q, k and v, keep what they need, and return the attention output."""
 
-from llamarium.attention.base import Attend, Context, attend_eagerly
-from llamarium.attention.causal import CausalAttend
-from llamarium.attention.cross import CrossAttend
-from llamarium.attention.eager import EagerAttend
+from llamarium.attention.base import Attend, CausalAttend, Context, CrossAttend, EagerAttend, attend_eagerly
 from llamarium.attention.training import TrainingAttend
 
 __all__ = ["Attend", "CausalAttend", "Context", "CrossAttend", "EagerAttend", "TrainingAttend", "attend_eagerly"]

@@ -1,9 +1,10 @@
-"""The `Attend` protocol, and the reference definition of attention.
+"""The `Attend` protocol, the reference definition of attention, and attention without a cache.
 
 Shape suffixes: B batch, T tokens, N query heads, K key-value heads, G = N / K query heads per key-value head,
 H head_dim, S keys that a query may see.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -133,3 +134,47 @@ class RowAttend:
         """Return the keys, values and mask of a call."""
         mask = visible_in_row(k_BTKH.shape[1], self.segments_BT, self.bidirectional, k_BTKH.device, self.window)
         return Context(k_BTKH, v_BTKH, mask)
+
+
+class EagerAttend(RowAttend):
+    """The reference: attention by explicit softmax in float32, nothing fused; arguments as for `RowAttend`."""
+
+    def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        """Return (B, T, N, H)."""
+        return attend_eagerly(q_BTNH, self.context(layer_idx, k_BTKH, v_BTKH)).out_BTNH
+
+
+class CausalAttend(RowAttend):
+    """Attention through PyTorch's fused kernels, without a cache: the model's default. Arguments as for `RowAttend`."""
+
+    _mask_B1TT: Tensor | None = None
+
+    def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        """Return (B, T, N, H)."""
+        num_tokens, mask_B1TT = q_BTNH.shape[1], self._mask_B1TT
+        is_masked = self.segments_BT is not None or (self.window is not None and self.window < num_tokens)
+        if is_masked and (mask_B1TT is None or mask_B1TT.shape[-1] != num_tokens):  # built once for all layers
+            self._mask_B1TT = self.context(layer_idx, k_BTKH, v_BTKH).visible_BTS.unsqueeze(1)
+        mask = self._mask_B1TT if is_masked else None
+        return attend_fused(q_BTNH, k_BTKH, v_BTKH, mask, is_causal=not is_masked and not self.bidirectional)
+
+
+class CrossAttend:
+    """Cross-attention of a decoder to a fixed memory; the k and v of the call itself are ignored.
+
+    The memory comes from the same attention modules: `attention.project(encoder_hidden)` returns k and v of the
+    encoder's hidden states, without RoPE.
+
+    Args:
+        memory: A (k, v) pair of (B, S, K, H) per layer.
+        visible_BS: bool; False at padding. None means no padding.
+    """
+
+    def __init__(self, memory: Sequence[tuple[Tensor, Tensor]], visible_BS: Tensor | None = None) -> None:
+        self.memory = memory
+        self.visible_BS = visible_BS
+
+    def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        """Return (B, T, N, H)."""
+        mask_B11S = None if self.visible_BS is None else self.visible_BS[:, None, None, :]
+        return attend_fused(q_BTNH, *self.memory[layer_idx], mask_B11S)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import wrap_torch_function
 
-from llamarium.attention.causal import CausalAttend
+from llamarium.attention.base import CausalAttend
 from llamarium.kernels import native, structs
 from llamarium.kernels.cpu_training import DTYPES, products_dtype
 

@@ -35,7 +35,7 @@ from llamarium.server.settings import Settings
 
 if TYPE_CHECKING:
     from llamarium.generation.text_engine import TextEngine
-    from llamarium.page.ticket import Ticket
+    from llamarium.page.routes.ticket import Ticket
     from llamarium.server.lifecycle.loading import Progress
     from llamarium.server.lifecycle.service import ServedModel
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     noted = ExitStack()
 
     def begin(listener: socket.socket) -> "Ticket | None":
-        from llamarium.page.ticket import Ticket
+        from llamarium.page.routes.ticket import Ticket
 
         if folder is not None:
             noted.enter_context(_shown(folder, settings, listener))

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from llamarium.generation.text_engine import TextEngine
     from llamarium.page.compare.references import References
     from llamarium.page.compare.runs import Runs
+    from llamarium.page.routes.ticket import Ticket
     from llamarium.page.schema.lesson import ClassLesson
-    from llamarium.page.ticket import Ticket
     from llamarium.server.lifecycle.loading import Progress
     from llamarium.server.lifecycle.service import ServedModel
 

@@ -10,8 +10,7 @@ quantization and no hook here: the `attend` object has the cache, and the loader
 import torch
 from torch import Tensor, nn
 
-from llamarium.attention.base import Attend
-from llamarium.attention.causal import CausalAttend
+from llamarium.attention.base import Attend, CausalAttend
 from llamarium.config import ModelConfig
 from llamarium.errors import ContextLengthError, InputError
 from llamarium.model.attention import LlamaAttention

@@ -16,9 +16,8 @@ from llamarium.page.executor import AdaptedModels
 from llamarium.page.passes import Passes
 from llamarium.page.prepare import Preparation
 from llamarium.page.routes import course, lesson, passes, probes, requests
-from llamarium.page.routes.ticket import PATH, ticket_routes
+from llamarium.page.routes.ticket import PATH, Ticket, ticket_routes
 from llamarium.page.schema.lesson import ClassLesson
-from llamarium.page.ticket import Ticket
 from llamarium.server.app import Extension
 from llamarium.server.errors import ErrorBody, documented
 

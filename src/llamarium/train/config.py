@@ -17,8 +17,7 @@ from llamarium.keywords import unknown_names
 from llamarium.options.declare import check_options, declared, option, with_default
 from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
 from llamarium.train.rewards.names import RewardNames, parse_rewards
-from llamarium.train.setting_checks import check_text
-from llamarium.train.settings_file import read_toml, renamed, toml_value
+from llamarium.train.settings_file import check_text, read_toml, renamed, toml_value
 
 FILES_OF_ROWS = ".jsonl, .json, .csv, .tsv or .parquet file (all but .parquet also as .gz or .zst)"
 DATA_HELP = f"a text file, a {FILES_OF_ROWS}, a folder, shakespeare, or org/name on the hub; left out: Python's manual"

@@ -1,13 +1,17 @@
 """The TOML file of a run's settings, including earlier names of settings."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from llamarium.errors import TrainingError, escape
+from llamarium.errors import TrainingError, escape, show_value
 
 _EARLIER_NAMES = {"too_long": "truncate"}
+
+# Python decodes bytes of the command line that are not UTF-8 to lone surrogates, which TOML cannot represent.
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -34,3 +38,12 @@ def toml_value(value: Any) -> str:
         body = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in value)
         return f'"{body}"'
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_text(name: str, value: object) -> None:
+    """Raise TrainingError if TOML cannot hold a text: if it, or a name in a mapping, is not valid Unicode."""
+    texts = list(cast("Mapping[str, float]", value)) if isinstance(value, Mapping) else [value]
+    if any(isinstance(text, str) and _HALF_PAIR.search(text) for text in texts):
+        raise TrainingError(
+            f"{name} is {show_value(value)}; expected a text that is valid Unicode (rename a file whose name is not)"
+        )

@@ -1,7 +1,7 @@
 """An encoder and a decoder in numpy: how `examples/english_french.py`'s small model translates a sentence.
 
 The encoder's tokens see each other in both directions. A decoder layer attends twice: to the words written so far, and
-to what the encoder has made of the source. Equal to the modules that were trained (`attention/cross.py`); a test holds
+to what the encoder has made of the source. Equal to the modules that were trained (`CrossAttend`); a test holds
 the two together.
 
 Source: "Attention Is All You Need", with the Llama's RMSNorm, RoPE and SwiGLU. Cross-attention has no rotation, since

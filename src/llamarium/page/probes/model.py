@@ -61,7 +61,7 @@ SOURCES: Mapping[str, str] = {
     "kl": "llamarium.inspect.measures.divergence:kl_of_rows",
     "neighbors": "llamarium.inspect.neighbors:_cosines_of",
     "init": "llamarium.model.init:init_weights",
-    "cross": "llamarium.attention.cross:CrossAttend.__call__",
+    "cross": "llamarium.attention.base:CrossAttend.__call__",
     "translate": "llamarium.inspect.probes.translation:Translator.write",
     "mask": "llamarium.inspect.interventions.experiments:Experiment.visible",
     "nf4": "llamarium.quant.codes:nf4_blocks",

@@ -11,9 +11,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from llamarium.page.extension import OTHER_ROUTERS
 from llamarium.page.probes.probe import Probe
 from llamarium.page.probes.table import OF_MODEL, OF_PASS
-from llamarium.page.routes.ticket import ticket_routes
+from llamarium.page.routes.ticket import Ticket, ticket_routes
 from llamarium.page.schema.base import EndView, PageRequest
-from llamarium.page.ticket import Ticket
 
 TABLES: Mapping[str, Mapping[str, Probe]] = {"OfModel": OF_MODEL, "OfPass": OF_PASS}
 """By the names that they have in TypeScript."""
