@@ -104,7 +104,7 @@ clean:
 FETCHED := sed -un 's/^ *\(Downloading\|Using cached\) \([^ ]*\) \(([^)]*)\).*/  \1 \2 \3/p'
 
 # Compilers and downloads side by side; where one of them fails, the installation after them says why.
-.venv/.run: pyproject.toml constraints.txt hatch_build.py hatch_page.py $(wildcard native/*) $(shell find web docs/learn -type f -not -path '*/node_modules/*')
+.venv/.run: pyproject.toml constraints.txt hatch_build.py hatch_compiler.py hatch_page.py $(wildcard native/*) $(shell find web docs/learn -type f -not -path '*/node_modules/*')
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(SAY) "Installing Llamarium; where they have changed, the CPU kernels are compiled and the page is built (a minute) ..."
 	@$(INSTALL) --no-compile hatchling editables

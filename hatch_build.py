@@ -1,6 +1,6 @@
 """Compiles native/ when the package is built: one shared library for all Pythons, since ctypes loads it.
 
-The page is built beside it (hatch_page.py).
+The page is built beside it (hatch_page.py); hatch_compiler.py asks the compiler.
 
 Each set of instructions has kernels in six parts; sets that have one in common share it (PARTS, SHARED). At run time
 the library takes the best set that the processor has (native/dispatch.c). Without a C compiler, or if it fails, the
@@ -22,9 +22,7 @@ import importlib.util
 import inspect
 import itertools
 import os
-import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -82,20 +80,22 @@ WASM_SHARED_LINK = [
     *"--shared-memory --import-memory --initial-memory=4194304 --max-memory=4294901760".split(),
     *(f"--export={name}" for name in "lm_work lm_set_threads __stack_pointer __wasm_init_tls __tls_size".split()),
 ]
+
+
+def _beside(name: str) -> Any:
+    """Return a module that lies beside this one; builders do not look for modules here."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_COMPILERS = _beside("hatch_compiler")
+BuildError, compiler, _run, _knows = _COMPILERS.BuildError, _COMPILERS.compiler, _COMPILERS.run, _COMPILERS.knows
+_machine, _processor, _system = _COMPILERS.machine, _COMPILERS.processor, _COMPILERS.system_source
+_instructions = _COMPILERS.instructions
 REMEDY = "Install a C compiler (gcc or clang), or set LLAMARIUM_NO_NATIVE=1 and install llamarium[torch]"
-
-
-class BuildError(Exception):
-    """Why there is no library, in one line."""
-
-
-def compiler() -> list[str]:
-    """Return $CC, or the first C compiler that is found."""
-    chosen = shlex.split(os.environ.get("CC", ""))
-    for command in [chosen] if chosen else [["cc"], ["gcc"], ["clang"]]:
-        if shutil.which(command[0]):
-            return command
-    raise BuildError(f"{chosen[0]}, which CC names, is not there" if chosen else "there is no C compiler")
 
 
 def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
@@ -164,16 +164,6 @@ def _best_of(cc: Sequence[str], sets: Mapping[str, list[str]]) -> list[str]:
     return [*dict.fromkeys(("portable", *best))]
 
 
-def _instructions(cc: Sequence[str], flags: Sequence[str]) -> set[str] | None:
-    """Return the macros that say which instructions code may use; None if the compiler does not know the flags."""
-    command = [*cc, *(flag for flag in flags if flag.startswith("-m")), "-dM", "-E", "-x", "c", os.devnull]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return None
-    macros = {line.split()[1] for line in done.stdout.splitlines()}
-    return {name for name in macros if name.startswith(("__AVX", "__FMA__", "__F16C__", "__AMX", "__ARM_FEATURE_"))}
-
-
 def _jobs(cc: Sequence[str], sets: Mapping[str, list[str]], names: Sequence[str]) -> dict[str, list[str]]:
     """Return what is compiled for some of the sets: each object's name, with its source and its flags.
 
@@ -218,21 +208,6 @@ def _progress(count: int) -> Callable[[str], None]:
             print(f"  {next(numbers)} of {count} compiled after {time.monotonic() - begin:.0f} s: {name}", flush=True)
 
     return tell
-
-
-def _machine(cc: Sequence[str]) -> str:
-    """Return what the compiler compiles for, such as x86_64-linux-gnu."""
-    return _run(*cc, "-dumpmachine").stdout.strip()
-
-
-def _processor(cc: Sequence[str]) -> str:
-    return _machine(cc).split("-")[0].replace("arm64", "aarch64")
-
-
-def _system(cc: Sequence[str]) -> str:
-    """Return which source of native/ calls the system."""
-    machine = _machine(cc)
-    return "system_windows" if "windows" in machine or "mingw" in machine else "system_posix"
 
 
 def build(*, only_best: bool = False) -> None:
@@ -327,38 +302,12 @@ def _part(part: str, name: str) -> list[str]:
     return [f"{part}.c", *(f"-D{key}={value}" for key, value in defined.items())]
 
 
-def _knows(cc: Sequence[str], flags: Sequence[str]) -> bool:
-    command = [*cc, *flags, "-Werror", "-fsyntax-only", "-x", "c", os.devnull]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command, which must succeed. Warnings are in its stderr: compilers answer questions in stdout alone."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stdout + done.stderr
-        sys.stderr.write(said)
-        lines = said.strip().splitlines() or [f"exit code {done.returncode}"]
-        why = next((line for line in lines if "error" in line), lines[-1])
-        raise BuildError(f"{command[0]} failed: {why}")
-    return done
-
-
-def _page() -> Any:
-    """Return hatch_page.py, which builds the page; builders do not look for modules here."""
-    spec = importlib.util.spec_from_file_location("hatch_page", Path(__file__).with_name("hatch_page.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 class BuildHook(BuildHookInterface):
     """Puts the library and the page into wheels, and beside the sources for editable installs."""
 
     def dependencies(self) -> list[str]:
         """Return what a build needs that pyproject.toml does not name."""
-        return _page().requirements()
+        return _beside("hatch_page").requirements()
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build both side by side: the page mostly waits for npm. The page may be missing, with a warning."""
@@ -370,7 +319,7 @@ class BuildHook(BuildHookInterface):
             page.result()
 
     def _build_page(self, build_data: dict[str, Any]) -> None:
-        page = _page()
+        page = _beside("hatch_page")
         try:
             page.build()
         except (page.BuildError, OSError) as error:

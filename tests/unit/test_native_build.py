@@ -215,7 +215,8 @@ def project(tmp_path: Path) -> Path:
     copy = tmp_path / "project"
     for name in ("src", "native", "examples"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    for name in ("hatch_build.py", "hatch_page.py", "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+    modules = ("hatch_build.py", "hatch_compiler.py", "hatch_page.py")
+    for name in (*modules, "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, copy / name)
     return copy
 

@@ -40,7 +40,8 @@ def project(tmp_path: Path) -> Path:
     for name in ("src/llamarium/__init__.py", "src/llamarium/page/__init__.py"):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_text("")
-    for name in ("hatch_build.py", "hatch_page.py", "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+    modules = ("hatch_build.py", "hatch_compiler.py", "hatch_page.py")
+    for name in (*modules, "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, copy / name)
     (copy / "native").mkdir()
     (copy / "web/src").mkdir(parents=True)
