@@ -1,13 +1,15 @@
 /** What the page shows: a text, its pass, and the stage, layer, head and token that are looked at. One for the page. */
 
 import { roomOf } from "../rooms";
-import type { ModelView, PassRequest, PassView } from "../schema";
+import type { ModelView, PassView } from "../schema";
 import { api, expectAnother, heard, key, Refusal } from "./api";
+import { isSame, OPENING, requestOf, textOf, type Asked } from "./asked";
 import { LAST, readLink, writeLink, type How, type View } from "./link";
 import { forget, renew } from "./resource.svelte";
 import { Selection } from "./selection.svelte";
 import { Tabs } from "./tabs";
 import { textsFor } from "./texts";
+import type { Trouble } from "./trouble";
 
 const HEALTH_MS = 400;
 const GONE_MS = 2000; // between two looks for a server that has gone
@@ -15,28 +17,6 @@ const TABS_MS = 250; // in which another tab tells its key
 const REPLACED_MS = 2000; // a server that is replaced more often is several
 const KEPT = new Set(["details", "unfolded"]); // fields that hold through the views
 const AHEAD = 32; // tokens of a text whose whole pass is run before a stage requests it
-
-/** Why nothing can be shown, if nothing can. */
-type Trouble =
-  | { kind: "loading"; progress: number }
-  | { kind: "tabs" }
-  | { kind: "key"; isWrong: boolean }
-  | { kind: "gone"; message: string }
-  | { kind: "refused"; message: string; retry: boolean };
-
-/** What a pass is asked for by. */
-export interface Asked {
-  text: string;
-  bos: boolean;
-  /** The tokens by their ids, where they are looked at in place of the text. */
-  ids: readonly number[] | undefined;
-  /** How each of the last of these ids came, which answer the others. */
-  answer: string;
-  adapter: string | undefined;
-}
-
-/** What is asked for where neither the reader nor a link names a text; the model may have a better one. */
-const OPENING: Asked = { text: textsFor(undefined)[0], bos: true, ids: undefined, answer: "", adapter: undefined };
 
 /** What is to be looked at with a text, once its pass is there. */
 interface Along {
@@ -165,9 +145,8 @@ class Session extends Selection {
   /** Want what a link names; where that is not what is shown, nothing is: places in one text are none in another. */
   #ask(asked: Asked): void {
     const before = this.asked;
-    const isSame = asked.text === before.text && asked.bos === before.bos && asked.adapter === before.adapter && asked.ids?.join() === before.ids?.join() && asked.answer === before.answer;
-    this.wanted = isSame ? before : asked;
-    if (isSame) return;
+    this.wanted = isSame(asked, before) ? before : asked;
+    if (this.wanted === before) return;
     this.#shown = undefined;
     this.pos = LAST;
   }
@@ -415,15 +394,6 @@ class Session extends Selection {
     if (this.#greeted !== "" && this.#greeted !== stage && !isInPicture) title.focus();
     this.#greeted = stage;
   };
-}
-
-function textOf(tokens: readonly { text: string }[]): string {
-  return tokens.map(({ text }) => text).join("");
-}
-
-function requestOf({ text, bos, ids, adapter: named }: Asked): PassRequest {
-  const adapter = named ?? null;
-  return ids ? { ids: [...ids] as [number, ...number[]], adapter } : { text, add_special_tokens: bos, adapter };
 }
 
 export const session = new Session();
