@@ -94,7 +94,7 @@ peers: .venv/.dev
 	$(BIN)/python bench/peer_table.py $(MODELS)
 
 wheels: .venv-wheels/.made
-	$(SAY) "Building wheels for Linux and macOS (two minutes the first time) ..."
+	$(SAY) "Building wheels for Linux, macOS and Windows (some minutes the first time) ..."
 	.venv-wheels/bin/python hatch_wheels.py
 
 clean:
@@ -132,5 +132,5 @@ FETCHED := sed -un 's/^ *\(Downloading\|Using cached\) \([^ ]*\) \(([^)]*)\).*/ 
 # PyPI's ziglang compiles and links for other processors and older systems: 100 MB.
 .venv-wheels/.made: constraints.txt
 	@test -x .venv-wheels/bin/python || $(PYTHON) -m venv .venv-wheels
-	.venv-wheels/bin/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling ziglang auditwheel deflate
+	.venv-wheels/bin/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling ziglang auditwheel deflate zopfli
 	@touch $@

@@ -1,9 +1,10 @@
-"""Builds the wheels that are published, for Linux and macOS, into dist/: `make wheels`.
+"""Builds the wheels that are published, for Linux, macOS and Windows, into dist/: `make wheels`.
 
-PyPI's ziglang links each library against the oldest C library of its platform, and compiles for Arm. For x86_64 gcc
-compiles, since Zig's runtime cannot tell which instructions a processor has (docs/decisions/0032-wheels.md).
+PyPI's ziglang links each library against the oldest C library of its platform, and compiles for Arm and for Windows.
+For Linux on x86_64 gcc compiles: its objects are the ones that the suite tests (docs/decisions/0032-wheels.md).
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -11,21 +12,25 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from platform import machine
 
 import deflate
 import hatch_build
+import zopfli.zlib
+from packaging.utils import parse_wheel_filename
 
 DIST = Path(__file__).with_name("dist")
 KEPT = Path(__file__).with_name("build") / "wheels"
 LARGEST = 8_000_000
-LEFT_OUT = ("avx_vnni",)  # 54 kB, for which there is no room yet (docs/decisions/0070-avx-vnni.md)
+LARGEST_OF_ZOPFLI = 1_000_000  # above, libdeflate makes files smaller
 PARTS = (
-    *("kernels/_native.so", "kernels/_native.wasm", "kernels/_native_threads.wasm"),
+    *("kernels/_native.wasm", "kernels/_native_threads.wasm"),
     *("page/dist/index.html", "page/site/dist/start.js"),
 )
 
@@ -37,38 +42,51 @@ class Platform:
     Attributes:
         tag: Its name in the wheel's.
         target: Zig's name for it.
+        left_out: Sets of kernels that the wheel does not have.
+        small: Sources that are compiled for size.
     """
 
     tag: str
     target: str
+    left_out: tuple[str, ...] = ()
+    small: tuple[str, ...] = ()
+
+    @property
+    def library_name(self) -> str:
+        """The name of the kernels' library."""
+        return "_native.dll" if "windows" in self.target else "_native.so"
 
 
 PLATFORMS = (
-    Platform("manylinux_2_28_x86_64", "x86_64-linux-gnu.2.28"),
+    # 54 kB, for which there is no room yet (docs/decisions/0070-avx-vnni.md)
+    Platform("manylinux_2_28_x86_64", "x86_64-linux-gnu.2.28", left_out=("avx_vnni",)),
     Platform("manylinux_2_28_aarch64", "aarch64-linux-gnu.2.28"),
     Platform("macosx_11_0_arm64", "aarch64-macos.11.0"),
+    # AMX needs a permission that Linux alone is asked for (native/amx.h). Small sources make room for AVX-VNNI: what
+    # `ops` calls takes the time, and quantizing may take longer.
+    Platform("win_amd64", "x86_64-windows-gnu", left_out=("amx",), small=("ops.c", "encode.c")),
 )
 
 
-def zig(target: str) -> list[str]:
-    """Return the command that is Zig's C compiler for a target, with gcc's options."""
-    return [sys.executable, __file__, "cc", target]
+def zig(platform: Platform) -> list[str]:
+    """Return the command that is Zig's C compiler for a platform, with gcc's options."""
+    return [sys.executable, __file__, "cc", ",".join((platform.target, *platform.small))]
 
 
 def library(platform: Platform) -> Path:
     """Compile and link a platform's library; it lies in a folder of the platform's name."""
-    cc, runtime = zig(platform.target), []
-    if platform.target.startswith("x86_64"):
+    cc, runtime = zig(platform), []
+    if platform.target.startswith("x86_64-linux"):
         cc = hatch_build.compiler() if machine() == "x86_64" else ["x86_64-linux-gnu-gcc"]
         runtime = [_output(*cc, "-print-libgcc-file-name").strip()]
-    objects = hatch_build.kept_objects(cc, left_out=LEFT_OUT)
-    made = KEPT / platform.tag / "_native.so"
+    objects = hatch_build.kept_objects(cc, left_out=platform.left_out)
+    made = KEPT / platform.tag / platform.library_name
     made.parent.mkdir(parents=True, exist_ok=True)
     if runtime:
         objects = [_grouped(cc, objects, made.with_suffix(".o"))]
-    stripped = ["-Wl,-s"] if "linux" in platform.target else []
-    parts = [*map(str, objects), *runtime, "-lpthread", "-ldl", "-lm", *stripped]
-    _output(*zig(platform.target), "-shared", *parts, "-o", str(made))
+    stripped = [] if "macos" in platform.target else ["-Wl,-s"]
+    libraries = [] if "windows" in platform.target else ["-lpthread", "-ldl", "-lm"]
+    _output(*zig(platform), "-shared", *map(str, objects), *runtime, *libraries, *stripped, "-o", str(made))
     return made
 
 
@@ -89,12 +107,15 @@ def wheel(platform: Platform) -> Path:
 
 
 def _compress(path: Path) -> None:
-    """Write a wheel again, as small as libdeflate makes it: zlib, which zipfile has, leaves some 2 % more."""
+    """Write a wheel again, with smaller files: zlib, which zipfile has, leaves some 2 % more."""
     smaller, directory = path.with_suffix(".part"), list[bytes]()
-    with zipfile.ZipFile(path) as old, smaller.open("wb") as new:
-        for entry in old.infolist():
-            data, name, begin = old.read(entry), entry.filename.encode("ascii"), new.tell()
-            packed = deflate.deflate_compress(data, 12)
+    with zipfile.ZipFile(path) as old:
+        files = [(entry, old.read(entry)) for entry in old.infolist()]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        deflated = pool.map(_deflate, [data for _, data in files])
+    with smaller.open("wb") as new:
+        for (entry, data), packed in zip(files, deflated, strict=True):
+            name, begin = entry.filename.encode("ascii"), new.tell()
             year, month, day, hour, minute, second = entry.date_time
             day_of_1980, time = (year - 1980) << 9 | month << 5 | day, hour << 11 | minute << 5 | second // 2
             sizes = entry.CRC, len(packed), len(data), len(name), 0
@@ -108,12 +129,29 @@ def _compress(path: Path) -> None:
     smaller.replace(path)
 
 
+def _deflate(data: bytes) -> bytes:
+    """Compress a file as small as libdeflate or Zopfli makes it. All take a minute, so results are kept."""
+    kept = KEPT / "deflated" / hashlib.sha256(data).hexdigest()
+    if not kept.exists():
+        packed = deflate.deflate_compress(data, 12)
+        if 0 < len(data) <= LARGEST_OF_ZOPFLI:
+            packed = min(packed, zopfli.zlib.compress(data, numiterations=5)[2:-4], key=len)  # without zlib's frame
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        unfinished.write_bytes(packed)
+        unfinished.replace(kept)
+    return kept.read_bytes()
+
+
 def faults(path: Path) -> list[str]:
     """Return what is wrong with a wheel: its size, its parts, or the C library that it needs."""
     found = [f"{path.stat().st_size:,} bytes"] if path.stat().st_size > LARGEST else []
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
-    found += [f"llamarium/{part} is missing" for part in PARTS if f"llamarium/{part}" not in names]
+    libraries = {platform.tag: f"kernels/{platform.library_name}" for platform in PLATFORMS}
+    (tag,) = parse_wheel_filename(path.name)[3]
+    parts = (libraries.get(tag.platform, "kernels/_native.so"), *PARTS)
+    found += [f"llamarium/{part} is missing" for part in parts if f"llamarium/{part}" not in names]
     wanted = re.search(r"manylinux_(\d+)_(\d+)_(\w+)", path.name)
     if wanted is None:
         return found
@@ -138,7 +176,7 @@ def main(*chosen: str) -> int:
     return 1 if failed else 0
 
 
-def _compile(target: str, arguments: list[str]) -> int:
+def _compile(target: str, small: Sequence[str], arguments: list[str]) -> int:
     """Be a C compiler that takes gcc's options and absolute paths and hands them to Zig, which names some otherwise."""
     if "-dumpmachine" in arguments:
         print(target)
@@ -147,6 +185,10 @@ def _compile(target: str, arguments: list[str]) -> int:
         return subprocess.call([sys.executable, "-m", "ziglang", "cc", "--version"])
     march = "-march=armv8.2-a"
     zigs = [f"-mcpu=generic+v8_2a{a.removeprefix(march)}" if a.startswith(march) else a for a in arguments]
+    if "windows" in target:  # where all code can be moved
+        zigs = [a for a in zigs if a != "-fPIC"]
+    if any(Path(argument).name in small for argument in arguments):
+        zigs.append("-Os")
     quiet = ["-g0", "-Wno-pass-failed"]  # clang tells of each loop that it does not vectorize
     with tempfile.TemporaryDirectory() as folder:
         if "-fsyntax-only" in zigs:  # it does not know it
@@ -155,9 +197,15 @@ def _compile(target: str, arguments: list[str]) -> int:
         return subprocess.call([sys.executable, "-m", "ziglang", "cc", "-target", target, *zigs, *quiet], cwd=folder)
 
 
+def _target(text: str) -> tuple[str, list[str]]:
+    """Return the target and the sources to compile for size that `zig` has written as one argument."""
+    target, *small = text.split(",")
+    return target, small
+
+
 def _output(*command: str) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 if __name__ == "__main__":
-    sys.exit(_compile(sys.argv[2], sys.argv[3:]) if sys.argv[1:2] == ["cc"] else main(*sys.argv[1:]))
+    sys.exit(_compile(*_target(sys.argv[2]), sys.argv[3:]) if sys.argv[1:2] == ["cc"] else main(*sys.argv[1:]))

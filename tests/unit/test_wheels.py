@@ -1,4 +1,4 @@
-"""The wheels that are published: their names and parts, and the libraries in them, for Arm under an emulator.
+"""The wheels that are published: their names and parts, and the libraries in them, for Arm and Windows under emulators.
 
 They are built by .venv-wheels, which `make wheels` makes; the objects in build/native are taken.
 """
@@ -22,8 +22,9 @@ from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-wheels/bin/python"
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64")
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "win_amd64")
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+WINE = next(filter(Path.exists, map(Path, ("/usr/lib/wine/wine64", "/usr/lib64/wine/wine64", "/usr/bin/wine64"))), None)
 LARGEST = 8_000_000
 LEFT_OUT = r"/page/(site/)?dist/|_native\w*\.wasm"
 
@@ -41,7 +42,7 @@ def run(*command: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheels of Linux, by platform; what they bring is unpacked beside them."""
+    """The wheels of Linux and Windows, by platform; what they bring is unpacked beside them."""
     said = run(PYTHON, "hatch_wheels.py", *PLATFORMS)
     assert len([line for line in said.splitlines() if line.startswith("dist/")]) == len(PLATFORMS)
     folder = tmp_path_factory.mktemp("wheels")
@@ -55,7 +56,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def library(wheel: Path, platform: str) -> Path:
-    return wheel.parent / platform / "llamarium/kernels/_native.so"
+    name = "_native.dll" if platform.startswith("win") else "_native.so"
+    return wheel.parent / platform / "llamarium/kernels" / name
 
 
 def test_a_wheel_for_each_processor_and_any_python_3(wheels: dict[str, Path]) -> None:
@@ -67,6 +69,9 @@ def test_a_wheel_for_each_processor_and_any_python_3(wheels: dict[str, Path]) ->
         inside = wheel.parent / platform / "llamarium"
         assert (inside / "page/dist/index.html").exists() and list((inside / "page/dist/assets").glob("*.js"))
         assert (inside / "py.typed").exists()
+        assert [path.name for path in inside.rglob("_native.*") if path.suffix != ".wasm"] == [
+            library(wheel, platform).name
+        ]
 
 
 def test_what_is_not_fit_is_named(wheels: dict[str, Path], tmp_path: Path) -> None:
@@ -127,12 +132,52 @@ def test_the_library_for_arm_agrees_with_itself_under_an_emulator(wheels: dict[s
     zig = (PYTHON, "hatch_wheels.py", "cc", "aarch64-linux-gnu.2.28")
     flags = ("-std=gnu11", "-O1", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", f"-I{ROOT / 'native'}")
     arm, program = library(wheels[PLATFORMS[1]], PLATFORMS[1]), tmp_path / "check"
-    run(*zig, *flags, ROOT / "tests/native/check.c", arm, "-o", program, "-lpthread", "-ldl", "-lm")
+    sources = (ROOT / "tests/native/check.c", ROOT / "native/system_posix.c")
+    run(*zig, *flags, *sources, arm, "-o", program, "-lpthread", "-ldl", "-lm")
     sets = {"portable", "neon_dotprod", "neon_i8mm"}
     assert {line.split(":")[0] for line in run(*EMULATOR, "-cpu", "max", program, "--no-fork").splitlines()} == sets
     fewer = {"cortex-a53": {"portable"}, "neoverse-n1": {"portable", "neon_dotprod"}}
     for processor, expected in fewer.items():
         assert set(run(*EMULATOR, "-cpu", processor, program, "--list").split()) == expected
+
+
+def test_the_library_for_windows_needs_nothing_that_windows_10_lacks(wheels: dict[str, Path]) -> None:
+    """And exports the functions that llamarium.h declares, which Python calls."""
+    said = run("objdump", "-p", library(wheels["win_amd64"], "win_amd64"))
+    needed = set(re.findall(r"DLL Name: (\S+)", said))
+    assert "KERNEL32.dll" in needed
+    assert all(re.fullmatch(r"KERNEL32\.dll|api-ms-win-crt-\w+-l1-1-0\.dll", name) for name in needed), needed
+    declared = re.findall(r"^LM_EXPORT [^;(]*?(lm_\w+)\(", (ROOT / "native/llamarium.h").read_text(), re.MULTILINE)
+    names = said.partition("[Ordinal/Name Pointer] Table")[2]
+    assert set(re.findall(r"\] (?:\+base\[ *\d+\] +\S+ )?(\w+)$", names.partition("\n\n")[0], re.MULTILINE)) == set(
+        declared
+    )
+    called = (path.read_text() for path in (ROOT / "src/llamarium/kernels").glob("*.py"))
+    assert set(re.findall(r"\blib(?:rary)?\.(lm_\w+)", "".join(called))) <= set(declared)
+
+
+@pytest.mark.skipif(WINE is None or machine() != "x86_64", reason="needs wine64")
+def test_the_library_for_windows_agrees_with_itself_under_wine(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """tests/native/check.c holds every set to the portable one."""
+    zig = (PYTHON, "hatch_wheels.py", "cc", "x86_64-windows-gnu")
+    flags = ("-std=gnu11", "-O1", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", f"-I{ROOT / 'native'}")
+    dll = shutil.copy(library(wheels["win_amd64"], "win_amd64"), tmp_path)
+    sources = (ROOT / "tests/native/check.c", ROOT / "native/system_windows.c")
+    run(*zig, *flags, *sources, dll, "-o", tmp_path / "check.exe")
+    done = subprocess.run(
+        [str(WINE), str(tmp_path / "check.exe")],
+        env={**os.environ, "WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    sets = {line.split(":")[0] for line in done.stdout.splitlines() if " within " in line}
+    has = set(Path("/proc/cpuinfo").read_text().split())
+    flags_of = {"avx2": "avx2", "avx_vnni": "avx_vnni", "avx512_vnni": "avx512_vnni", "avx512_bf16": "avx512_bf16"}
+    assert sets == {"portable", *(name for name, flag in flags_of.items() if flag in has)}
 
 
 def required(requirements: Iterable[str], seen: dict[str, int]) -> dict[str, int]:
