@@ -14,6 +14,7 @@ import fastapi
 import httpx
 import pytest
 
+import llamarium
 from llamarium.cli.inspect import _show, link_to
 from llamarium.cli.main import main
 from llamarium.course import start
@@ -120,24 +121,44 @@ def test_a_ticket_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ticket.redeem(ticket.value) is None
 
 
-def test_a_training_run_is_opened_with_its_newest_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_page: None
-) -> None:
-    run, seen = tiny_run(tmp_path / "story", steps=4, save_every=2), dict[str, Any]()
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command serves, once it is loaded: the model, and the view in the link that is printed."""
+    found, printed = dict[str, Any](), list[str]()
 
     def serve(service: Any, names: Any, listener: Any, extensions: Any) -> int:
         while service.loaded is None:
             time.sleep(0.01)
-        seen.update(path=service.loaded[0].name, names=names)
+        found.update(model=service.loaded[0], stage=parse_qs(urlsplit(printed[0]).fragment)["stage"])
         service.close()
         return 0
 
     monkeypatch.setattr("llamarium.server.lifecycle.run.run", serve)
-    printed = list[str]()
     monkeypatch.setattr("builtins.print", lambda *said, **_: printed.extend(said))
+    return found
+
+
+def test_a_training_run_is_opened_with_its_newest_checkpoint(
+    tmp_path: Path, served: dict[str, Any], with_page: None
+) -> None:
+    run = tiny_run(tmp_path / "story", steps=4, save_every=2)
     assert main(["inspect", "a cat", "--no-browser", "--checkpoints", str(run)]) == 0
-    assert seen["path"] == str(run / "step-00000004")
-    assert parse_qs(urlsplit(printed[0]).fragment)["stage"] == ["checkpoints"]
+    assert served["model"].name == str(run / "step-00000004") and served["stage"] == ["checkpoints"]
+
+
+def test_a_run_of_adapters_is_opened_with_the_newest_on_its_base(
+    tmp_path: Path, served: dict[str, Any], with_page: None
+) -> None:
+    rows = [{"text": f"The king is here, my lord {name}."} for name in ("Ned", "Tom", "Sam", "Ben")]
+    llamarium.finetune(
+        tmp_path / "run", model="letters", data=rows, steps=1, context=32, batch_rows=1, validation=0.0, sample_every=0
+    )
+    assert main(["inspect", "a cat", "--no-browser", "--checkpoints", str(tmp_path / "run")]) == 0
+    assert served["stage"] == ["runs"]
+    assert served["model"].name == "letters"
+    base = llamarium.load("letters", dtype="float32")
+    probabilities = [one.next_tokens("my lord")[0].chosen.probability for one in (base, served["model"])]
+    assert probabilities[0] != probabilities[1]
 
 
 def test_without_a_page_it_says_what_to_do(
