@@ -5,6 +5,7 @@ It runs where there is no PyTorch, so that a module that is missing is one that 
 
 import ast
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -45,7 +46,9 @@ def of_ours(name: str) -> Path | None:
 
 
 def is_missing(name: str) -> bool:
-    return name == "torch" or find_spec(name.partition(".")[0]) is None
+    """Whether a module is not installed; those of Python itself that other systems have are not missing."""
+    package = name.partition(".")[0]
+    return name == "torch" or (package not in sys.stdlib_module_names and find_spec(package) is None)
 
 
 @cache
