@@ -71,9 +71,9 @@ class JsonFormat(Body):
 class OutputConfig(Body):
     """The form of an answer."""
 
-    format: JsonFormat | None = Field(None, description="output format")
+    format: JsonFormat | None = Field(default=None, description="output format")
     # listed in the field table
-    effort: str | None = Field(None, description="value of `reasoning_effort` for chat templates that use it")
+    effort: str | None = Field(default=None, description="value of `reasoning_effort` for chat templates that use it")
 
 
 @of_table("messages tools[]")

@@ -22,7 +22,7 @@ class InputPart(Body):
 class MessageItem(Body):
     """A message."""
 
-    type: Literal["message"] = Field("message", description="kind of the item")
+    type: Literal["message"] = Field(default="message", description="kind of the item")
     role: Literal["user", "assistant", "system", "developer"] = Field(
         description="author of the message; `developer` is `system`"
     )
