@@ -235,7 +235,10 @@ def _linked(cc: Sequence[str], only_best: bool) -> Path:
         linked = linked.with_name(f"_native_{'_'.join(_best_of(cc, _sets(cc)))}.so")
     if not linked.exists():
         objects = kept_objects(cc, only_best=only_best)
-        _run(*cc, "-shared", *map(str, objects), "-o", str(linked), "-lpthread", "-ldl", "-lm")
+        with tempfile.TemporaryDirectory(dir=KEPT) as unfinished:  # a killed linker leaves a part of its output
+            made = Path(unfinished) / linked.name
+            _run(*cc, "-shared", *map(str, objects), "-o", str(made), "-lpthread", "-ldl", "-lm")
+            made.rename(linked)
     return linked
 
 

@@ -368,6 +368,23 @@ def test_for_this_processor_alone_the_best_set_is_compiled(
     assert {path: path.stat().st_mtime_ns for path in kept.rglob("*")} == made
 
 
+def test_a_killed_linker_leaves_no_library_that_later_builds_would_take(
+    hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*command: str) -> None:
+        Path(command[command.index("-o") + 1]).write_bytes(b"a part")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hook, "KEPT", tmp_path)
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setattr(hook, "_kept_folder", lambda cc: tmp_path / "kept")
+    monkeypatch.setattr(hook, "kept_objects", lambda cc, **options: [tmp_path / "dispatch.o"])
+    monkeypatch.setattr(hook, "_run", link)
+    with pytest.raises(KeyboardInterrupt):
+        hook._linked(["cc"], only_best=False)
+    assert not list(tmp_path.rglob("*.so"))
+
+
 def test_what_has_not_changed_is_not_compiled_again(project: Path) -> None:
     """A file that was only touched is the same; what has changed, or is gone, is made again."""
     for path in (project / "native").glob("*.c"):
