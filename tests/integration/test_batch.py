@@ -264,15 +264,15 @@ def test_many_answers_to_a_line_count_as_many(llama: Llama, tmp_path: Path) -> N
     peak = 0
     texts = [text(str(i), COMPLETIONS, prompt="a", n=200, temperature=1, seed=1, max_tokens=1) for i in range(8)]
 
-    place = Service.place
+    admit = Service.admit
 
     def counted(service: Service, num_answers: int, *more: Any) -> Any:
         nonlocal peak
         peak = max(peak, service.in_flight + num_answers)
-        return place(service, num_answers, *more)
+        return admit(service, num_answers, *more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Service, "place", counted)
+        patch.setattr(Service, "admit", counted)
         found = Answered(llama, lines_of(texts, tmp_path / "in"))
     assert [len(one["response"]["body"]["choices"]) for one in found.answers] == [200] * 8
     assert peak <= 400
