@@ -31,7 +31,7 @@ Question = tuple[str, str, dict[str, Any] | None]
 TEXTS = ("To be, or not", "My lord, the king is come.\nWhy so?", "O Romeo, Romeo! wherefore art thou")
 NEED_A_SERVER = {
     "inputs", "errors", "lesson", "compare", "bits", "moment", "moment/pattern", "source", "codes", "linear_probe",
-    "after_error", "translations", "runs", "runs/{run}/rows", "runs/{run}/groups",
+    "after_error", "translations", "runs", "runs/{run}/rows", "runs/{run}/history",
 }  # fmt: skip
 """Probes for which the page names the command of a local server."""
 
