@@ -352,6 +352,21 @@ def test_an_opening_is_cancelled_at_once_whatever_is_computed(address: str, site
         expect(page.locator(".site")).to_contain_text("letters, computed in this browser")
 
 
+def test_what_is_computed_is_told_above_the_footer_of_a_narrow_page(address: str, browser: Browser) -> None:
+    with browser.new_page(viewport={"width": 360, "height": 740}) as page:
+        page.goto(f"{address}?threads=2")
+        page.wait_for_selector("main[data-ready]")
+        expect(page.get_by_role("button", name="Reload to compute")).to_be_visible()
+        page.evaluate("() => { globalThis.llamariumBackend = () => new Promise(() => {}); }")
+        page.get_by_label("Text", exact=True).fill("To be")
+        told = page.get_by_text("Computing:")
+        expect(told).to_be_visible()
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        bottom = "(one) => one.closest('p').getBoundingClientRect().bottom"
+        top = page.locator(".site").evaluate("(one) => one.getBoundingClientRect().top")
+        assert told.evaluate(bottom) <= top
+
+
 SLOW_TIMERS = "{ const s = setTimeout; self.setTimeout = (f, ms = 0, ...all) => s(f, Math.max(1000, ms), ...all); }"
 HIDE = """() => {
     for (const [name, value] of [["hidden", true], ["visibilityState", "hidden"]])
