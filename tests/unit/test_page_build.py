@@ -134,7 +134,7 @@ def test_without_kernels_for_browsers_the_wheel_says_why(project: Path, tools: P
     old.parent.mkdir()
     old.write_text("of another version")
     names, said = wheel_of(project, f"{tools}:/usr/bin:/bin")
-    assert "llamarium/page/dist/index.html" in names
+    assert "llamarium/page/dist/index.html" in names, said
     assert not [name for name in names if name.endswith(".wasm")]
     assert not old.exists()
     assert re.search(r"without its kernels for browsers: .* failed: error: no room", said)

@@ -206,7 +206,7 @@ def _better_kernels(used: str) -> Check | None:
     if better is None:
         return None
     if better == "avx_vnni":  # which wheels leave out (docs/decisions/0070-avx-vnni.md)
-        return Check("C kernels", f"{used}; an installation from source has {better}, whose speed is not known yet")
+        return Check("C kernels", f"{used}; an installation from source has {better}, for faster prompts")
     text = f"{used}, but this processor could run {better}, which is faster"
     if better == "amx":  # which a hypervisor or a container may show, and not allow
         return Check("C kernels", f"{text}, if the system grants it and the library was compiled with it")
