@@ -24,10 +24,13 @@ SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 demo: .venv/.run
 	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
 	$(BIN)/llamarium chat "What is the capital of France, and what is it famous for?"
-	$(SAY) "Three commands to try next:"
-	@echo "  $(BIN)/llamarium chat        # talk to it; /help lists what you can type"
-	@echo "  $(BIN)/llamarium inspect     # see in the browser how it computes"
-	@echo "  $(BIN)/llamarium pretrain    # train a small model of your own, in minutes"
+	$(SAY) "To try next:"
+	@echo "  Talk to it; /help lists what you can type:"
+	@echo "    $(BIN)/llamarium chat"
+	@echo "  See in the browser how it computes:"
+	@echo "    $(BIN)/pip install -e '.[serve]' && $(BIN)/llamarium inspect"
+	@echo "  Train a small model of your own, in minutes:"
+	@echo "    $(BIN)/pip install -e '.[train]' && $(BIN)/llamarium pretrain"
 
 dev: .venv/.dev
 

@@ -249,9 +249,6 @@ def build_wasm() -> None:
     """
     if importlib.util.find_spec("ziglang") is None:
         raise BuildError("ziglang is not installed: pip install -c constraints.txt ziglang")
-    if not any(os.environ.get(name) for name in ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA")):
-        os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(KEPT / "zig"))  # else Zig finds no place for its cache
-
     try:
         for target, linked in _linked_wasm().items():
             shutil.copyfile(linked, target)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class BuildError(Exception):
@@ -55,7 +56,7 @@ def knows(cc: Sequence[str], flags: Sequence[str]) -> bool:
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a command, which must succeed. Warnings are in its stderr: compilers answer questions in stdout alone."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stdout + done.stderr
         sys.stderr.write(said)
@@ -63,3 +64,13 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
         why = next((line for line in lines if "error" in line), lines[-1])
         raise BuildError(f"{command[0]} failed: {why}")
     return done
+
+
+def _environment() -> dict[str, str]:
+    """Return a command's environment: with a cache for Zig, which finds none of its own where no home is known.
+
+    The process's own environment stays as it is, since the page is built by another thread.
+    """
+    if any(os.environ.get(name) for name in ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA")):
+        return dict(os.environ)
+    return {"ZIG_GLOBAL_CACHE_DIR": str(Path(__file__).with_name("build") / "zig"), **os.environ}

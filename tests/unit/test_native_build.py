@@ -368,6 +368,18 @@ def test_for_this_processor_alone_the_best_set_is_compiled(
     assert {path: path.stat().st_mtime_ns for path in kept.rglob("*")} == made
 
 
+def test_zig_has_a_cache_without_a_home_and_the_environment_stays_as_it_is(
+    hook: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread starts Node.js meanwhile, and a program may not start while its environment is changed."""
+    for name in ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "ZIG_GLOBAL_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    environment = dict(os.environ)
+    code = "import os; print(os.environ['ZIG_GLOBAL_CACHE_DIR'])"
+    assert Path(hook._run(sys.executable, "-c", code).stdout.strip()) == ROOT / "build" / "zig"
+    assert dict(os.environ) == environment
+
+
 def test_a_killed_linker_leaves_no_library_that_later_builds_would_take(
     hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,7 +205,7 @@ def _better_kernels(used: str) -> Check | None:
     better = better_kernels(used, flags.split())
     if better is None:
         return None
-    if better == "avx_vnni":  # which wheels leave out (docs/decisions/0070-avx-vnni.md)
+    if better == "avx_vnni":  # which the wheel for Linux leaves out (docs/decisions/0070-avx-vnni.md)
         return Check("C kernels", f"{used}; an installation from source has {better}, for faster prompts")
     text = f"{used}, but this processor could run {better}, which is faster"
     if better == "amx":  # which a hypervisor or a container may show, and not allow

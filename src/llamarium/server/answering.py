@@ -240,15 +240,12 @@ class _Compiled(NamedTuple):
     tools: ToolRequest | None = None
 
 
-_UNCONSTRAINED = _Compiled()
-
-
 def _compiled_constraint(
     request: AnswerRequest, model: ServedModel, engine: TextEngine, settings: Settings, scope: MutableMapping[str, Any]
 ) -> _Compiled:
     """Compile a request's constraint, and note unenforced schema keywords in the request's `scope`."""
     if request.constraint is None:
-        return _UNCONSTRAINED
+        return _Compiled()
     form, tools = request.constraint.form, request.constraint.tools
     tools = tools if form is None else tools.after(request.prompts.messages)
     with engine.step_priority.working():

@@ -138,7 +138,7 @@ async function ofAddress(url: URL, name: string): Promise<Reader> {
   const said = Number(answer.headers.get("Content-Length") ?? "");
   const isPacked = answer.headers.has("Content-Encoding"); // then the length is that of what is packed
   if (answer.status === 200 && said > 0 && !isPacked && answer.body !== null) return ofStream(answer.body.getReader(), url, name, said);
-  return inMemory(await bodyOf(answer, url, name), name); // of a length that nobody says
+  return inMemory(await bodyOf(answer, url, name), name); // the server does not say its length
 }
 
 /** Open what holds a model. */
