@@ -46,10 +46,20 @@ def test_curves_and_key_figures(tmp_path: Path) -> None:
         Curve("validation", "loss", (10, 30), (2.5, 4.0)),
     )
     assert (history.state, history.step, history.num_steps, history.threads) == ("finished", 30, 30, 2)
-    assert (history.best_step, history.best_loss, history.last("step", "loss")) == (10, 2.5, 2.125)
+    assert (history.best_step, history.best_loss, history.loss) == (10, 2.5, 2.125)
     assert (history.tokens_per_s, history.num_tokens, history.seconds) == (902.5, 300, 9), "without the first step"
     assert (history.parameters, history.kv_bytes) == (1234, 512)
     assert history.settings == {"steps": "30", "epochs": "-"}
+
+
+def test_key_figures_of_a_long_run_are_those_of_steps_and_no_means(tmp_path: Path) -> None:
+    events = [
+        *({"event": "step", "step": i, "loss": 1000.0 - i, "mfu": i / 1000} for i in range(1, 1000)),
+        *({"event": "validation", "step": i, "reward": 5.0 if i == 500 else 0.0, "loss": 0.0} for i in range(1, 1000)),
+    ]
+    history = read_history(journal(tmp_path, *events)).thinned(points=400, texts=10)
+    assert max(len(curve.steps) for curve in history.curves) <= 400
+    assert (history.loss, history.mfu, history.best_reward, history.best_step) == (1.0, 0.999, 5.0, 500)
 
 
 @pytest.mark.parametrize(

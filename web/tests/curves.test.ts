@@ -35,7 +35,13 @@ describe("curves of a run", () => {
   test("runs are compared in what the chosen one is trained for", () => {
     const text = run(curve("step", "loss", [3]), curve("validation", "loss", [2])), rewards = run(curve("step", "loss", [0]), curve("validation", "loss", [-1]), curve("validation", "reward", [1]), curve("step", "reward", [1]));
     const all = new Map([["text", text], ["other", text], ["rewards", rewards]]);
-    expect(compared(all, "text")).toMatchObject({ title: "Validation loss of the runs", series: [{ name: "text" }, { name: "other" }] });
-    expect(compared(all, "rewards")).toMatchObject({ title: "Validation reward of the runs", series: [{ name: "rewards", points: [[10, 1]] }] });
+    expect(compared(all, text)).toMatchObject({ title: "Validation loss of the runs", series: [{ name: "text" }, { name: "other" }] });
+    expect(compared(all, rewards)).toMatchObject({ title: "Validation reward of the runs", series: [{ name: "rewards", points: [[10, 1]] }] });
+  });
+
+  test("where a run has no validation, all are compared in training", () => {
+    const validated = run(curve("step", "loss", [3]), curve("validation", "loss", [2])), other = run(curve("step", "loss", [4]));
+    const together = compared(new Map([["validated", validated], ["other", other]]), validated);
+    expect(together).toMatchObject({ title: "Training loss of the runs", series: [{ name: "validated", points: [[10, 3]] }, { name: "other", points: [[10, 4]] }] });
   });
 });

@@ -122,6 +122,18 @@ describe("a page", () => {
       expect([session.trouble, session.model?.shape.L, session.text, session.ids, session.pos, session.draft]).toEqual([undefined, layers, "abcdefg", undefined, 6, "typed"]);
     }
   });
+  it("begins with a text for the model that opens where the first one did not", async () => {
+    session.stop();
+    vi.resetModules();
+    tab("#stage=first");
+    ({ session } = await import("../src/lib/session.svelte"));
+    served(() => ({ status: 503, body: { error: { message: "cancelled", code: "cancelled", param: null } } }));
+    await session.start();
+    expect(session.model).toBeUndefined();
+    served(answering);
+    await session.switchModel();
+    expect(session.text).toBe("To be, or n");
+  });
   it("asks anew when it is told to run, though nothing has changed", async () => {
     await session.start();
     const before = session.pass;

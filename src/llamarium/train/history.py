@@ -99,7 +99,11 @@ class RunHistory:
         seconds: Time spent in steps.
         tokens_per_s: Median throughput, without the first value, which includes warm-up.
         kv_bytes: KV cache per token in bfloat16.
-        best_loss: Lowest validation loss, of `best_step`.
+        loss: Last training loss.
+        mfu: Last model FLOPs utilization.
+        best_step: Step of the best validation: that of `best_reward`, or else of `best_loss`.
+        best_loss: Lowest validation loss.
+        best_reward: Highest validation reward; None if the run is not trained for one.
         skipped: Number of skipped updates by reason.
     """
 
@@ -114,8 +118,11 @@ class RunHistory:
     seconds: float | None
     tokens_per_s: float | None
     kv_bytes: int | None
+    loss: float | None
+    mfu: float | None
     best_step: float | None
     best_loss: float | None
+    best_reward: float | None
     curves: tuple[Curve, ...]
     alarms: tuple[Alarm, ...]
     skipped: dict[str, int]
@@ -127,10 +134,6 @@ class RunHistory:
     def values(self, event: str, name: str) -> tuple[float, ...]:
         """Return the values of a curve; none if there is no such curve."""
         return next((c.values for c in self.curves if (c.event, c.name) == (event, name)), ())
-
-    def last(self, event: str, name: str) -> float | None:
-        """Return the last value of a curve."""
-        return next(iter(self.values(event, name)[-1:]), None)
 
     def thinned(self, *, points: int, texts: int) -> "RunHistory":
         """Return the history with so many points of each curve, and so many samples and groups, at most."""
@@ -161,8 +164,9 @@ def read_history(run: Path) -> RunHistory:
     if start.get("is_counted") is True and num_steps is not None:  # an n-gram model has one loss for all steps
         curves = tuple(replace(c, steps=(*c.steps, num_steps), values=(*c.values, c.values[-1])) for c in curves)
     speeds = [value for curve in curves if curve.name == "tokens_per_s" for value in curve.values]
-    losses = [curve for curve in curves if (curve.event, curve.name) == ("validation", "loss")]
-    best = min((pair for c in losses for pair in zip(c.values, c.steps, strict=True)), default=(None, None))
+    best_loss = min(_validations(curves, "loss"), default=None)
+    best_reward = max(_validations(curves, "reward"), default=None, key=lambda pair: pair[0])
+    best = best_reward or best_loss
     return RunHistory(
         state=_state(events),
         step=max((int(event["step"]) for event in events), default=0),
@@ -175,8 +179,11 @@ def read_history(run: Path) -> RunHistory:
         seconds=_last(events, "seconds"),
         tokens_per_s=statistics.median(speeds[1:] or speeds) if speeds else None,
         kv_bytes=_kv_bytes(start, run),
-        best_step=best[1],
-        best_loss=best[0],
+        loss=_last(events, "loss"),
+        mfu=_last(events, "mfu"),
+        best_step=None if best is None else best[1],
+        best_loss=None if best_loss is None else best_loss[0],
+        best_reward=None if best_reward is None else best_reward[0],
         curves=curves,
         alarms=tuple(_alarms(events)),
         skipped=dict(Counter(_text(e.get("reason", "not finite")) for e in events if e["event"] == "skipped")),
@@ -227,6 +234,12 @@ def _curves(events: Sequence[Event]) -> Iterator[Curve]:
     for (kind, name), points in sorted(found.items()):
         steps, values = zip(*sorted(points), strict=True)
         yield Curve(kind, _text(name), steps, values)
+
+
+def _validations(curves: Sequence[Curve], name: str) -> list[tuple[float, float]]:
+    """Return the value and the step of each validation."""
+    found = (curve for curve in curves if (curve.event, curve.name) == ("validation", name))
+    return [pair for curve in found for pair in zip(curve.values, curve.steps, strict=True)]
 
 
 def _thinned(curve: Curve, most: int) -> Curve:

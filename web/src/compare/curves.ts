@@ -71,12 +71,12 @@ export function curvesOf({ curves }: Pick<RunHistory, "curves">): Curves[] {
   return plots.filter((one) => one.series.some(({ points }) => points.some(([, y]) => y !== 0)));
 }
 
-/** Runs on one plot: those that measure what the chosen one is trained for; in validation where that has one. */
-export function compared(histories: ReadonlyMap<string, RunHistory>, chosen: string): Curves {
-  const own = histories.get(chosen)?.curves ?? [];
+/** Runs on one plot: those that measure what the chosen one is trained for; in validation where all of them have one. */
+export function compared(histories: ReadonlyMap<string, RunHistory>, { curves: own }: RunHistory): Curves {
   const name = own.some((one) => one.name === "reward") ? "reward" : "loss";
-  const event = own.some((one) => one.name === name && one.event === "validation") ? "validation" : "step";
   const alike = [...histories].filter(([, { curves }]) => name === "reward" || !curves.some((one) => one.name === "reward"));
-  const series = alike.map(([run, { curves }]) => ({ name: run, points: pointsOf(curves, event, name) }));
+  const measuring = alike.filter(([, { curves }]) => curves.some((one) => one.name === name));
+  const event = measuring.every(([, { curves }]) => pointsOf(curves, "validation", name).length) ? "validation" : "step";
+  const series = measuring.map(([run, { curves }]) => ({ name: run, points: pointsOf(curves, event, name) }));
   return { id: "all", title: `${event === "step" ? "Training" : "Validation"} ${name} of the runs`, unit: (METRICS[name] as readonly [string, string])[1], series: series.filter((one) => one.points.length) };
 }

@@ -36,5 +36,5 @@ function expression(id: string): string {
   }
   if (kind !== "checkpoint") return `llama.inspect.variant(${literal(id)})`;
   const end = name.lastIndexOf(":");
-  return `llamarium.load(${quoted(checkpoint(name.slice(0, end), Number(name.slice(end + 1))))})  # from where the run's folder lies`;
+  return `llamarium.load(${quoted(checkpoint(name.slice(0, end), Number(name.slice(end + 1))))})  # run this in the parent folder of the run`;
 }

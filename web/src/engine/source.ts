@@ -72,6 +72,15 @@ function failed(url: URL, name: string, error: unknown): EngineError {
 
 const rangeOf = (offset: number, length: number): string => `bytes=${offset}-${offset + length - 1}`;
 
+/** Whether the same request may succeed later. */
+const isPassing = (status: number): boolean => status >= 500 || status === 408 || status === 429;
+
+function adviceOn(status: number): string {
+  if (isPassing(status)) return "try again later";
+  if (status === 401 || status === 403) return "it does not give access; the file must be public";
+  return "it does not have this file; check the address";
+}
+
 /** Ask for a range, or for the whole file, some times where the server fails. */
 async function request(url: URL, name: string, range: string | null): Promise<Response> {
   const init: RequestInit = range === null ? {} : { headers: { Range: range } };
@@ -80,9 +89,8 @@ async function request(url: URL, name: string, range: string | null): Promise<Re
     try {
       const answer = await fetch(url, init);
       if (answer.ok) return answer;
-      const why = answer.status < 500 ? "it does not have or give this file" : "try again later";
-      problem = new EngineError("network", `${shown(name)}: the server answers ${answer.status}: ${why}`);
-      if (answer.status < 500) throw problem;
+      problem = new EngineError("network", `${shown(name)}: the server answers ${answer.status}: ${adviceOn(answer.status)}`);
+      if (!isPassing(answer.status)) throw problem;
     } catch (error) {
       if (error instanceof EngineError) throw error;
       problem = failed(url, name, error);
@@ -132,7 +140,7 @@ async function ofAddress(url: URL, name: string): Promise<Reader> {
   const size = /\/(\d+)$/.exec(answer.headers.get("Content-Range") ?? "")?.[1];
   if (answer.status === 206 && size !== undefined) return ofRanges(url, name, Number(size), await bodyOf(answer, url, name));
   if (answer.status === 206) {
-    void answer.body?.cancel().catch(() => undefined); // a host that does not tell other sites' pages of which size the file is
+    void answer.body?.cancel().catch(() => undefined); // `Content-Range` is hidden from pages of other origins
     answer = await request(url, name, null);
   }
   const said = Number(answer.headers.get("Content-Length") ?? "");

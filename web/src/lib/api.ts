@@ -57,7 +57,7 @@ export async function fetched(method: string, path: string, body?: unknown, sign
     heard.refused(gone);
     throw gone;
   }
-  if (askedOf === replaced) notice(answer); // else it is the model before that has answered
+  if (askedOf === replaced) notice(answer); // otherwise the previous model has answered
   if (answer.ok) return answer;
   const refused = await refusal(answer);
   if (refused.status === 401 || refused.code === "loading") heard.refused(refused);

@@ -291,7 +291,7 @@ class Session extends Selection {
   /** Ask another model, which the page itself has opened, about the text: its tokens are others there. */
   switchModel(): Promise<void> {
     expectAnother();
-    this.wanted = { ...this.wanted, text: this.text, ids: undefined, answer: "" };
+    if (this.wanted !== OPENING) this.wanted = { ...this.wanted, text: this.text, ids: undefined, answer: "", adapter: undefined };
     this.token = undefined;
     this.#forget();
     return this.run({});

@@ -76,7 +76,7 @@ export function layers({ layers, final, from }: { layers: number; final: string;
 
 export function guess({ unit, vocabulary, best }: { unit: Unit; vocabulary: number; best: { text: string; probability: number } | undefined }): string {
   const fits = when(best, ({ text, probability }) => `; *${quoted(text)}* fits best, with ${percent(probability)}`);
-  return `The final stream is compared with all ${count(vocabulary)} ${unit}s${fits}. Take it, or roll dice: a higher temperature gives unlikely ${unit}s a better chance.`;
+  return `The final stream is compared with all ${count(vocabulary)} ${unit}s${fits}. Take the best, or roll dice: a higher temperature gives unlikely ${unit}s a better chance.`;
 }
 
 export function again({ unit, tokens, bytesPerToken }: { unit: Unit; tokens: number; bytesPerToken: number }): string {

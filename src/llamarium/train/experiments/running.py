@@ -131,7 +131,7 @@ def run_experiment(
 def _arm(history: RunHistory) -> Arm:
     return Arm(
         int(history.parameters or 0),
-        history.last("step", "loss"),
+        history.loss,
         history.kv_bytes,
         history.tokens_per_s,
         history.samples[-1].text if history.samples else "",
